@@ -166,6 +166,7 @@ class StepGraph:
         output_sizes: for each function in evaluation mode, the sizes of each result, as numbers and expressions of
             named dimensions.
         entries: the user's own entry points, each with the names of its inputs among `inputs`, in order.
+        bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
         name: the name of the step among several over one state (`irongrad.Steps`); empty for a step of its own.
         ranges: the ranges of integer inputs that are indices.
         computed: the ranges of indices that `check.<name>` computes; `Range.input` is the name of its result.
@@ -187,6 +188,7 @@ class StepGraph:
     limits: Limits | None = None
     output_sizes: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bucket_bytes: int = 0
     name: str = ""
     ranges: tuple[Range, ...] = ()
     computed: tuple[Range, ...] = ()

@@ -58,6 +58,16 @@ class Choices(TypedDict, total=False):
     tune: Annotated[
         bool, Choice(False, "Choose the forms of convolutions by measurement on this machine.", ("--tune",), "switch")
     ]
+    communicate: Annotated[
+        bool,
+        Choice(
+            False, "Exchange gradients between ranks inside the step, if ranks are there.", ("--communicate",), "switch"
+        ),
+    ]
+    bucket_size: Annotated[
+        str,
+        Choice("25MiB", "The most that ranks exchange at once.", ("--bucket-size",), metavar="SIZE"),
+    ]
     route: Annotated[str, Choice("linalg", "How to reach linalg: directly, or over stablehlo.", ("--route",))]
     entry_points: Annotated[
         Sequence[str] | None,

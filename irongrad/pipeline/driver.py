@@ -17,7 +17,14 @@ from irongrad.graph.step_graph import StepGraph, with_frozen_state
 from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule, Part
-from irongrad.pipeline.assemble.interface import Interface, inference_of, interfaces_of, selected, without_unused_state
+from irongrad.pipeline.assemble.interface import (
+    Interface,
+    exchanging,
+    inference_of,
+    interfaces_of,
+    selected,
+    without_unused_state,
+)
 from irongrad.pipeline.assemble.packed_state import pack_together
 from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
@@ -75,6 +82,8 @@ def compile(
             max_memory: the most memory of a step's intermediate values: a size such as `512MiB`, or a share such as
                 `50%` of their memory without a budget. The backward then recomputes values that do not fit.
             tune: choose the forms of convolutions by measurement on this machine, not by a cost table.
+            communicate: whether ranks exchange gradients inside the step (`docs/scaling.md`); False by default.
+            bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
             route: how PyTorch's operators become linalg: `linalg` (directly, the default) or `stablehlo`.
             entry_points: the entry points to include, all by default.
             dump_dir: the directory for every stage's readable form.
@@ -130,7 +139,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         fronts = {name: _front(run, name, made) for name, made in captured.items()}
         own = without_unused_state(fronts, options.entry_points)
         together = joined(step, captured, own)
-        wholes = with_frozen_state(together.graphs)
+        wholes = exchanging(with_frozen_state(together.graphs), options.bucket_bytes)
         interfaces = interfaces_of(wholes, options.entry_points)
         graphs = {name: selected(wholes[name], interface) for name, interface in interfaces.items()}
         captured, run.last = {name: captured[name] for name in interfaces}, [*interfaces][-1]

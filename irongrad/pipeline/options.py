@@ -15,6 +15,7 @@ from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
 from irongrad.pipeline.memory_budget import asked_budget
+from irongrad.runtime.byte_sizes import bytes_in
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.staging import check_output
 from irongrad.sizes.buckets import open_dimensions
@@ -46,6 +47,7 @@ class Options:
         passes: the passes over the step graph, in order.
         tune: whether passes choose by measurement on the targets, not by cost tables.
         route: how PyTorch's operators become linalg: `linalg` (directly) or `stablehlo`.
+        bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
         entry_points: the entry points to include; None for all. Fewer compile faster, and without `grad_step` no memory
             is reserved for accumulated gradients.
         dump_dir: the directory for every stage's readable form; None to dump nothing.
@@ -62,6 +64,7 @@ class Options:
     passes: tuple[Pass, ...]
     tune: bool = False
     route: str = "linalg"
+    bucket_bytes: int = 0
     entry_points: tuple[str, ...] | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
@@ -94,7 +97,7 @@ def make_options(
 
     Raises:
         UserError: an unknown target, pass, route or stage; a budget that is not a size, or that no enabled pass
-            enforces; or an output that cannot hold an artifact.
+            enforces; a size of buckets that is none; or an output that cannot hold an artifact.
     """
     chosen = completed(choices)
     check_output(Path(output))
@@ -112,6 +115,7 @@ def make_options(
         disabled_module_passes=disabled,
         tune=chosen["tune"],
         route=chosen["route"],
+        bucket_bytes=_bucket_bytes(chosen["bucket_size"]) if chosen["communicate"] else 0,
         entry_points=tuple(entry_points) if entry_points is not None else None,
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
@@ -119,6 +123,12 @@ def make_options(
         on_stage=on_stage or (lambda name: nullcontext()),
         on_measuring=on_measuring,
     )
+
+
+def _bucket_bytes(text: str) -> int:
+    if text.strip().endswith("%") or (size := bytes_in(text, 0)) <= 0:
+        raise UserError(f"bucket_size is {text!r}; it must be a size above zero, such as 25MiB")
+    return size
 
 
 def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:

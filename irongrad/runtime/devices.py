@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import iree.runtime as ireert
@@ -42,14 +45,29 @@ def is_local(uri: str) -> bool:
     return uri.startswith("local-")
 
 
+@contextmanager
+def without_launcher() -> Iterator[None]:
+    """Hide the variables by which a process knows that mpirun started it, while a device opens.
+
+    With one of them set, IREE 3.13.0 looks for libmpi.so as it opens any device, and fails where it finds none ("MPI
+    runtime library not available"). tests/runtime/ranks/test_mpi.py tells when it no longer does.
+    """
+    hidden = {name: os.environ.pop(name) for name in _LAUNCHERS if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 @functools.cache
 def devices_of(driver: str) -> tuple[Device, ...]:
     """List the devices of an IREE driver; there are none if the driver's library is missing."""
     if is_local(driver):
         return (Device(driver, cpu_name(), kind="cpu"),)
     try:
-        loaded = ireert.get_driver(driver)
-        listed = loaded.query_available_devices()
+        with without_launcher():
+            loaded = ireert.get_driver(driver)
+            listed = loaded.query_available_devices()
     except Exception:
         return ()  # the driver's library is not installed, or finds no device
     return tuple(_device(driver, d["path"], d["name"], loaded.dump_device_info(d["device_id"])) for d in listed)
@@ -82,4 +100,5 @@ def _device(driver: str, path: str, name: str, details: str) -> Device:
     )
 
 
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LANES = ("size", "minSubgroupSize", "maxSubgroupSize")

@@ -39,6 +39,10 @@ class ArtifactError(UserError):
     """An artifact or checkpoint that is missing, damaged, foreign, or made for another machine."""
 
 
+class RankLostError(UserError):
+    """Another process that trains the same state is gone; the state of this one is as before the step."""
+
+
 class NonFiniteError(UserError):
     """A loss or the state became NaN or infinite, and the session was told to stop then."""
 

@@ -14,9 +14,10 @@ import numpy as np
 from irongrad.runtime import forks
 from irongrad.runtime.arguments import as_array, as_input
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.devices import driver_of, is_local
+from irongrad.runtime.devices import driver_of, is_local, without_launcher
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import SCOPE, EntryPoint, TensorSpec
+from irongrad.runtime.ranks.exchange import Exchange
 from irongrad.runtime.status import reason
 from irongrad.runtime.transfer import to_device, to_host
 
@@ -32,6 +33,7 @@ class LoadedModule:
         is_local: whether the device is the CPU.
         lock: held during a call. An IREE context is "thread-compatible but not thread-safe" (iree-org/iree#12948): it
             must not run two calls at a time. Calls that belong together hold the lock for all of them.
+        exchange: exchanges gradients with other ranks; None for a module that runs alone.
     """
 
     def __init__(self, name: Path, code: bytes, states: Sequence[Path], device: str) -> None:
@@ -47,6 +49,7 @@ class LoadedModule:
             UserError: the parent of this process opened the device's driver, and the child cannot.
         """
         self.lock = threading.RLock()
+        self.exchange: Exchange | None = None
         self.driver = driver_of(device)
         self.is_local = is_local(device)
         self._uri = device
@@ -72,7 +75,8 @@ class LoadedModule:
 
     def _opened(self, *, cache: bool = True) -> Any:
         try:
-            return ireert.get_device(self._uri, cache=cache)
+            with without_launcher():
+                return ireert.get_device(self._uri, cache=cache)
         except Exception as error:
             known = ", ".join(ireert.query_available_drivers())
             raise ArtifactError(
@@ -90,7 +94,8 @@ class LoadedModule:
             # A copy: a mapped file that somebody truncates ends the process with SIGBUS.
             module = ireert.VmModule.copy_buffer(instance, code)
             hal = ireert.create_hal_module(instance, device)
-            self._device, self._context = device, ireert.VmContext(instance, modules=[hal, parameters, module])
+            self._device, self._needed = device, (instance, hal, parameters)
+            self._context = ireert.VmContext(instance, modules=[hal, parameters, module])
             if not self.is_local:
                 to_device(device, np.zeros(1, np.float32))  # waits for the device; loading only queues work
         except Exception as error:
@@ -100,11 +105,31 @@ class LoadedModule:
             ) from error
         return module
 
+    def attach(self, exchange: Exchange, leave: EntryPoint, enter: EntryPoint) -> None:
+        """Let the module exchange gradients by `exchange`; it moves to a context that has the module `comm`.
+
+        Args:
+            exchange: exchanges gradients with other ranks.
+            leave: the entry point that returns the state.
+            enter: the entry point that takes it.
+        """
+        with self.lock:
+            state = self._run(leave, ())
+            instance, hal, parameters = self._needed
+            modules = [hal, parameters, exchange.module(self._device), self._module]
+            self._context = ireert.VmContext(instance, modules=modules)
+            self._run(enter, state)
+            self.exchange = exchange
+
     def close(self) -> None:
         """Free the module and its state; further calls are refused."""
         with self.lock:
+            if self.exchange is not None:
+                self.exchange.close()
+            self.exchange = None
             self._functions.clear()
             self._module = self._context = self._device = None
+            self._needed = (None, None, None)
             self._unusable = self._unusable or "this session is closed; load the artifact again"
 
     def held_objects(self) -> tuple[Any, ...]:

@@ -33,6 +33,8 @@ SCALE = "scaler/scale"
 GROWTH_TRACKER = "scaler/growth_tracker"
 SKIPPED = "scaler/skipped"
 # The number of the open forward: `forward` of a step in pieces returns it, and `finish_step` takes it.
+# The entry points in which ranks exchange gradients.
+EXCHANGED = frozenset({"train_step", "train_steps", "apply_step"})
 TICKET = "ticket"
 # Entry points that compute nothing: they export and import the whole state, or the accumulated gradients.
 OF_STATE = ("export_state", "import_state")
@@ -441,6 +443,8 @@ class Manifest:
             `huggingface` and `peft`. None for several steps, and for steps that come from no PyTorch model.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
             then have what concerns the state of all: `entry_points` those of the whole state.
+        exchange: the bytes of each bucket that ranks exchange in a step, in order, by the name of the step; the name of
+            a step of its own is empty. Empty for an artifact that runs on one rank alone.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
             every other file, so this is the identity of the artifact.
     """
@@ -468,6 +472,7 @@ class Manifest:
     base: str = ""
     layouts: dict[str, LayoutSpec] = field(default_factory=dict)
     steps: dict[str, StepSpec] = field(default_factory=dict)
+    exchange: dict[str, tuple[int, ...]] = field(default_factory=dict)
     digest: str = ""
 
     @property

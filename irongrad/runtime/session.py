@@ -35,11 +35,14 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.initial_state import state_of
-from irongrad.runtime.manifest import DRAWS, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint, Role
+from irongrad.runtime.manifest import DRAWS, EXCHANGED, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint, Role
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
 from irongrad.runtime.opened_artifact import Asked, opened_artifact
 from irongrad.runtime.partial_state import Absent, completed
+from irongrad.runtime.ranks.communicator import Communicator
+from irongrad.runtime.ranks.exchange import Exchange, Traffic
+from irongrad.runtime.ranks.mpi import MpiCommunicator, is_mpi
 from irongrad.runtime.safetensors_file import read_arrays
 from irongrad.runtime.signatures import Trusted
 
@@ -444,6 +447,75 @@ class Session:
         """Copy an array to the device, for an input of many calls."""
         return self._module.on_device(array)
 
+    # --- ranks ----------------------------------------------------------------------------------------------------
+
+    def attach(self, ranks: Any) -> None:
+        """Train one state with other ranks, each on its own batches; every rank calls this.
+
+        From then on `train_step`, `train_steps` and `apply_step` are collective: all ranks call them with the same
+        hyperparameters. Gradients, the loss, the values beside it and the buffers of the model become their means over
+        the ranks, weighted by the sizes of the batches, before gradients are unscaled, clipped and used. If one rank
+        refuses its inputs, all refuse the step. The state becomes that of rank 0.
+
+        Args:
+            ranks: a communicator of mpi4py, such as `MPI.COMM_WORLD`, or any other
+                `irongrad.runtime.ranks.communicator.Communicator`.
+
+        Raises:
+            UserError: the artifact was compiled without `communicate`, or other ranks are attached, or the ranks have
+                different artifacts.
+            RankLostError: a rank is gone.
+        """
+        if not self.manifest.exchange:
+            raise UserError("this artifact exchanges nothing between ranks; compile it with --communicate")
+        if self._module.exchange is not None:
+            raise UserError("this session is attached to ranks already")
+        communicator = MpiCommunicator(ranks) if is_mpi(ranks) else ranks
+        if communicator.size == 1:
+            return
+        exchange = Exchange(communicator, self.manifest.digest)
+        self._module.attach(exchange, self.entry("export_state"), self.entry("import_state"))
+        self.share_state()
+
+    def recover(self) -> None:
+        """Go on with the ranks that are left after a RankLostError; every one of them calls this.
+
+        The state becomes that of the rank that made the most steps: some may have finished the step in which others
+        noticed the loss.
+
+        Raises:
+            RankLostError: the engine cannot go on without a rank: start Open MPI with `mpirun --with-ft ulfm`.
+        """
+        exchange = self._module.exchange
+        if exchange is None:
+            raise UserError("no ranks are attached; call attach first")
+        exchange.recover()
+        counters = [s.name for s in self.manifest.state if s.role is Role.COUNTER]
+        state = self.state()
+        made = np.array([sum(int(state[name]) for name in counters)], np.int64)
+        self.share_state(int(np.argmax(exchange.communicator.gather(made))))
+
+    def share_state(self, root: int = 0) -> None:
+        """Give all attached ranks the state of the rank `root`."""
+        with self._module.lock:
+            arrays = self._invoke("export_state", [])
+            for array in arrays:
+                self._ranks.broadcast(array, root)
+            self._invoke("import_state", arrays)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has exchanged since it was attached."""
+        if self._module.exchange is None:
+            raise UserError("no ranks are attached; call attach first")
+        return self._module.exchange.traffic
+
+    @property
+    def _ranks(self) -> Communicator:
+        if self._module.exchange is None:
+            raise UserError("no ranks are attached; call attach first")
+        return self._module.exchange.communicator
+
     # --- calls ----------------------------------------------------------------------------------------------------
 
     @overload
@@ -481,17 +553,30 @@ class Session:
         entry = self.entry(name)
         if entry.step != self.step_name and entry.step:
             return self.step(entry.step)._call(entry.name, arguments)
+        exchange = self._module.exchange if name in EXCHANGED else None
+        if exchange is None:
+            return self._run(entry, arguments)
+        with self._module.lock, exchange.call():
+            return self._run(entry, arguments, exchange)
+
+    def _run(self, entry: EntryPoint, arguments: Mapping[str, Any], exchange: Exchange | None = None) -> list[Array]:
         remaining = dict(arguments)
         inputs = [take(remaining, spec.name, entry) for spec in entry.inputs]
         hypers = [self._hyper(remaining, h) for h in entry.hypers]
         refuse_leftovers(remaining, entry, self.manifest)
-        if name != "train_steps":
-            hypers = [as_number(entry, n, v, self._infinite) for n, v in zip(entry.hypers, hypers, strict=True)]
         if self._strict:
             check_finite(entry, inputs)
-        if name == "train_steps":
-            return self._train_steps([*as_steps(entry, inputs), *per_step(entry, inputs, hypers, self._infinite)])
-        return self._module.call(entry, [*inputs, *hypers])
+        if entry.name == "train_steps":
+            numbers: Sequence[Any] = per_step(entry, inputs, hypers, self._infinite)
+            values = [*as_steps(entry, inputs), *numbers]
+        else:
+            numbers = [as_number(entry, n, v, self._infinite) for n, v in zip(entry.hypers, hypers, strict=True)]
+            values = [*inputs, *numbers]
+        if exchange is not None:
+            exchange.expect(entry.symbol, [*numbers, np.shape(values[0])[0] if entry.name == "train_steps" else 1])
+        if entry.name == "train_steps" and exchange is None:
+            return self._train_steps(values)
+        return self._module.call(entry, values)
 
     def _train_steps(self, values: list[Any]) -> list[Array]:
         def report(losses: Array, first: int) -> None:

@@ -15,6 +15,7 @@ from iree.compiler import ir
 from irongrad.graph.step_graph import StepGraph
 from irongrad.mlir.walk import bytecode_of, new_context
 from irongrad.pipeline.assemble.entry_points import entry_point
+from irongrad.pipeline.assemble.exchange import declarations
 from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
 from irongrad.pipeline.assemble.split_step_state import border_globals
@@ -99,6 +100,8 @@ def _shell(parts: Sequence[Part]) -> Iterator[str]:
     """The module without its imported functions, which are only declared."""
     yield "module @irongrad {"
     yield from (f"  {line}" for line in Storage(parts[0].step.graph).globals())
+    if any(p.step.graph.bucket_bytes for p in parts):
+        yield from (f"  {line}" for line in declarations())
     accumulating = tuple(p.step.graph for p in parts if p.interface.accumulates)
     for graph in accumulating:  # before all functions: in IREE 3.13.0 a store to a later global fails
         yield from _accumulators(graph)

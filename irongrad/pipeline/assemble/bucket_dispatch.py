@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.pipeline.assemble.exchange import batch_dimension, begin
 from irongrad.pipeline.assemble.index_expressions import index_of
 from irongrad.pipeline.assemble.interface import chain_of
-from irongrad.pipeline.assemble.refusal_messages import Lines, after, indented, refuse_unless, results_of
+from irongrad.pipeline.assemble.ordering import after
+from irongrad.pipeline.assemble.refusal_messages import Lines, indented, refuse_unless, results_of
 from irongrad.pipeline.assemble.size_guards import measured, refusals
 from irongrad.pipeline.assemble.step_functions import (
     call_loaded,
@@ -160,8 +162,8 @@ def _run_chain(dispatch: Dispatch, values: Mapping[Value, str], form: Form) -> L
     results = dispatch.results
     names = yield from _first_form_that_fits(dispatch, 0, list(results.values()), form)
     done = dict(zip(results, names, strict=True))
-    yield from finish(dispatch.chain, dispatch.graph, dict(values), done)
-    return [done[Value("output", s.name)] for s in dispatch.entry.outputs]
+    new = yield from finish(dispatch.chain, dispatch.graph, dict(values), done)
+    return [new[Value("output", s.name)] for s in dispatch.entry.outputs]
 
 
 def _first_form_that_fits(dispatch: Dispatch, number: int, kinds: Sequence[str], form: Form) -> Lines:
@@ -235,6 +237,8 @@ def _form_arguments(dispatch: Dispatch, number: int) -> Generator[str, None, dic
 def _call_form(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Lines:
     """Call the function of form `number`, slice its outputs to their true sizes, and pack its gradients."""
     graph, name = dispatch.graph, dispatch.form(number)
+    if graph.bucket_bytes and "update" in dispatch.chain:
+        yield from _begun(dispatch, number)
     yield from call_part(name, graph, values, f"%part.{number}")
     done: dict[Value, str] = {}
     for i, (value, kind) in enumerate(typed_results(graph.functions[name])):
@@ -249,6 +253,16 @@ def _call_form(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> 
         yield from Storage(graph).gathered(f"%pack{i}.{number}", value, done)
         done[value] = f"%pack{i}.{number}"
     return [done[value] for value in dispatch.results]
+
+
+def _begun(dispatch: Dispatch, number: int) -> Iterator[str]:
+    """Start an exchanged step, once the guards of the call have passed."""
+    size, samples = batch_dimension(dispatch.graph), f"%samples.{number}"
+    if isinstance(size, int):
+        yield f"{samples} = arith.constant {size} : i64"
+    else:
+        yield f"{samples} = arith.index_cast {dispatch.sizes[size]} : index to i64"
+    yield from begin(samples)
 
 
 def _form_inputs(dispatch: Dispatch, number: int) -> Lines:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.pipeline.assemble.bucket_dispatch import run_in_bucket
 from irongrad.pipeline.assemble.interface import chain_of
-from irongrad.pipeline.assemble.refusal_messages import Lines, after, refuse_unless, results_of
+from irongrad.pipeline.assemble.ordering import after
+from irongrad.pipeline.assemble.refusal_messages import Lines, refuse_unless, results_of
 from irongrad.pipeline.assemble.shared_step_functions import Cores
 from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.assemble.stacked_steps import train_steps

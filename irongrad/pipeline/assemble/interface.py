@@ -221,6 +221,24 @@ def without_unused_state(graphs: Mapping[str, StepGraph], chosen: Sequence[str] 
     }
 
 
+def exchanging(graphs: Mapping[str, StepGraph], bucket_bytes: int) -> dict[str, StepGraph]:
+    """Mark the steps whose ranks exchange gradients, in buckets of at most `bucket_bytes`; 0 for none.
+
+    Raises:
+        UserError: a step carries values from call to call, is in pieces, or came from elsewhere than PyTorch, so its
+            gradients cannot be exchanged.
+    """
+    for graph in graphs.values() if bucket_bytes else ():
+        if carried := [t.name for t in graph.state if t.role is Role.CARRIED]:
+            raise UserError(
+                f"{carried[0].rpartition('/')[2]!r} is carried from call to call, and belongs to one rank's data, so it cannot be part of "
+                "a state that all ranks share: compile without communicate, or give the value as an input"
+            )
+        if "joint" not in graph.functions:
+            raise UserError("communicate needs forward and backward in one piece: leave out between")
+    return {name: replace(graph, bucket_bytes=bucket_bytes) for name, graph in graphs.items()}
+
+
 def describe_function(graph: StepGraph) -> Interface:
     """Describe the single entry point of a compiled function, and the constants that it reads."""
     function = graph.functions["call"]

@@ -14,9 +14,9 @@ from irongrad.pipeline.assemble.bucket_dispatch import (
     value_limits,
 )
 from irongrad.pipeline.assemble.interface import chain_of
+from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.refusal_messages import (
     Lines,
-    after,
     indented,
     refuse_unless,
     refuse_unless_equal,

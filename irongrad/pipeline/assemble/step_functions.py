@@ -7,15 +7,27 @@ sizes ("large vector sizes").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import torch
 
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.mlir.barriers import gradient_line
-from irongrad.pipeline.assemble.storage import Storage, tensor_type
-from irongrad.runtime.manifest import TensorSpec
+from irongrad.pipeline.assemble.exchange import (
+    PASSED,
+    batch_dimension,
+    begin,
+    buckets_of,
+    exchange,
+    exchanged,
+    seed_of_rank,
+)
+from irongrad.pipeline.assemble.ordering import after
+from irongrad.pipeline.assemble.storage import Storage, accumulated, tensor_type
+from irongrad.runtime.manifest import SEED, TensorSpec
+
+_SEED = Value("state", SEED)
 
 
 def spec_type(spec: TensorSpec) -> str:
@@ -47,11 +59,15 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     new: dict[Value, str] = {}
     rest = chain
+    if _is_exchanged(chain, graph):
+        yield from (f"    {line}" for line in _begin(chain, graph))
     if chain[0] == "joint" and graph.accumulate > 1:
         lines = _micro_batches(graph, storage, values, new, updates="update" in chain)
         yield from (f"    {line}" for line in lines)
         rest = chain[2:]
     kinds = {v: k for name in chain for v, k in typed_results(graph.functions[name])}
+    if _is_exchanged(chain, graph):
+        kinds = exchanged(graph, outputs=False) | kinds
     yield from (f"    {line}" for line in _run(rest, graph, storage, values, new))
     yield from (f"    {line}" for line in _stores(storage, new, kinds))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
@@ -63,8 +79,43 @@ def _run(
 ) -> Iterator[str]:
     """Call the functions of `chain`; load the state that `values` lacks."""
     for position, name in enumerate(chain):
+        if name == "update" and graph.bucket_bytes:
+            yield from _exchanged(graph, storage, values, new)
         yield from _loads(typed_arguments(graph.functions[name]), storage, values)
         yield from _call(name, graph, storage, values, new, str(position))
+
+
+def _is_exchanged(chain: Sequence[str], graph: StepGraph) -> bool:
+    return graph.bucket_bytes > 0 and "update" in chain
+
+
+def _begin(chain: Sequence[str], graph: StepGraph) -> Iterator[str]:
+    """Start an exchanged step on a batch of fixed size, or on the gradients in the accumulators."""
+    if chain[0] == "mean":
+        yield f"%samples = util.global.load {accumulated(graph)} : i64"
+    else:
+        yield f"%samples = arith.constant {batch_dimension(graph)} : i64"
+    yield from begin("%samples")
+
+
+def _exchanged(graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str]) -> Iterator[str]:
+    """Replace what differs between the ranks by its mean over them, and order all other new state after the exchange.
+
+    Where a bucket's branch has packed gradients, the packs are exchanged in their place.
+    """
+    packed = {m: Value("pack", p.name) for p in graph.packs for m in p.starts if Value("pack", p.name) in values}
+    read = dict(typed_arguments(graph.functions["update"]))
+    wanted = exchanged(graph, outputs=any(v.kind == "output" for v in new))
+    members = {packed.get(v, v): read[packed[v]] if v in packed else kind for v, kind in wanted.items()}
+    yield from _loads(list(members.items()), storage, values)
+    sources = {v: new.get(v, values[v]) if v.kind in ("output", "state") else values[v] for v in members}
+    means = yield from exchange(buckets_of(members, graph.bucket_bytes), sources)
+    values |= means
+    new |= {v: name for v, name in means.items() if v.kind in ("output", "state")}
+    kinds = dict(typed_results(graph.functions["joint"]))
+    for i, value in enumerate([v for v in new if v.kind == "state" and v not in means]):
+        yield from after([PASSED], f"%x.s{i}", new[value], kinds[value])
+        new[value] = values[value] = f"%x.s{i}"
 
 
 def _stores(storage: Storage, new: Mapping[Value, str], kinds: Mapping[Value, str]) -> Iterator[str]:
@@ -101,10 +152,10 @@ def call_part(name: str, graph: StepGraph, values: Mapping[Value, str], result: 
 
 def finish(
     chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str], done: Mapping[Value, str]
-) -> Iterator[str]:
-    """Call the functions of `chain` after the first, whose results are `done`, and store the new state.
+) -> Generator[str, None, dict[Value, str]]:
+    """Call the functions of `chain` after the first, store the new state, and return the SSA names of all results.
 
-    `done` may have gradient packs in place of gradients.
+    `done` are the results of the first, which may have gradient packs in place of gradients.
     """
     storage, kinds = Storage(graph), {v: k for name in chain for v, k in typed_results(graph.functions[name])}
     read = {v: k for name in chain[1:] for v, k in typed_arguments(graph.functions[name])}
@@ -116,6 +167,7 @@ def finish(
             yield gradient_line(values[value], name, read.get(value) or kinds[value])
     yield from _run(chain[1:], graph, storage, values, new)
     yield from _stores(storage, new, kinds)
+    return new
 
 
 def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[Value, str]) -> Iterator[str]:
@@ -127,6 +179,9 @@ def _loads(wanted: Sequence[tuple[Value, str]], storage: Storage, values: dict[V
         if storage.is_gathered(value):
             yield from storage.gathered(f"{result}.free", value, values)
             yield gradient_line(result, f"{result}.free", kind)
+        elif value == _SEED and storage.is_exchanged:
+            yield from storage.load(f"{result}.shared", value, kind)
+            yield from seed_of_rank(result, f"{result}.shared")
         else:
             yield from storage.load(result, value, kind)
 

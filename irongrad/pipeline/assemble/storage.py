@@ -56,6 +56,11 @@ class Storage:
             for member, start in pack.starts.items():
                 self._places[member] = symbol("pack", pack.name), self._pack_type(pack), start
 
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether ranks share the state and train it together."""
+        return self._graph.bucket_bytes > 0
+
     def globals(self) -> Iterator[str]:
         """The globals of the state; their initial values are parameters of the archive that the module runs with."""
         for tensor in self._graph.state:

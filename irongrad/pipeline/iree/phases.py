@@ -35,6 +35,7 @@ from irongrad.passes.module.pack_before_loops import PackBeforeLoops
 from irongrad.passes.module.place_transients import PlaceTransients
 from irongrad.passes.module.read_before_update import ReadBeforeUpdate
 from irongrad.passes.module.scalars_on_host import ScalarsOnHost
+from irongrad.passes.module.send_early import SendEarly
 from irongrad.passes.module.separate_branch_operands import SeparateBranchOperands
 from irongrad.passes.module.share_kernels import ShareKernels
 from irongrad.passes.module.specialise_kernels import SpecialiseKernels
@@ -70,7 +71,17 @@ GLOBAL_OPTIMIZATION = Phase(
 FLOW = Phase(
     "flow",
     "iree-compile; the module lists its kernels",
-    (UseMicrokernels, ShareKernels, PackBeforeLoops, UpdateEarly, DropBarriers, ReadBeforeUpdate, KeepState, EvenLoops),
+    (
+        UseMicrokernels,
+        ShareKernels,
+        PackBeforeLoops,
+        UpdateEarly,
+        DropBarriers,
+        SendEarly,
+        ReadBeforeUpdate,
+        KeepState,
+        EvenLoops,
+    ),
 )
 RESOURCES = Phase(
     "resources",

@@ -1,0 +1,1 @@
+"""Ranks: processes that train one state together, each on its own batches."""

@@ -1,0 +1,178 @@
+"""What each rank of a test runs: `mpirun python worker.py TASK ARTIFACT OUTPUT`; it writes `OUTPUT/<rank>.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from irongrad.runtime import Session
+from irongrad.runtime.errors import IronGradError, RankLostError
+
+WORLD = MPI.COMM_WORLD
+ARTIFACT, OUTPUT = Path(sys.argv[2]), Path(sys.argv[3])
+Batch = dict[str, np.ndarray]
+
+
+def batch(seed: int, size: int = 8, features: int = 8) -> Batch:
+    rng = np.random.default_rng(seed)
+    return {"x": rng.standard_normal((size, features)).astype(np.float32), "y": rng.integers(0, 4, size)}
+
+
+def attached() -> Session:
+    session = Session(ARTIFACT)
+    session.attach(WORLD)
+    return session
+
+
+def digest(session: Session) -> str:
+    state = session.state()
+    return hashlib.sha256(b"".join(state[n].tobytes() for n in sorted(state))).hexdigest()
+
+
+def gap(session: Session, other: Session) -> float:
+    mine, theirs = session.state(), other.state()
+    return max(float(np.abs(mine[n] - theirs[n]).max()) for n in mine if mine[n].dtype == np.float32)
+
+
+def uneven() -> dict[str, Any]:
+    """Ranks with batches of 3, 4, … samples, and beside them one process with all samples."""
+    session, alone, losses = attached(), Session(ARTIFACT), []
+    for step in range(20):
+        parts = [batch(100 * step + rank, 3 + rank) for rank in range(WORLD.size)]
+        loss = session.train_step(**parts[WORLD.rank])
+        together = {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+        losses.append([loss, alone.train_step(**together)])
+    return {"losses": losses, "gap": gap(session, alone), "digest": digest(session)}
+
+
+def accumulated() -> dict[str, Any]:
+    """Equal batches, and beside them one process that accumulates them."""
+    session, alone, losses = attached(), Session(ARTIFACT), []
+    names = session.manifest.gradients
+    for step in range(10):
+        parts = [batch(100 * step + rank) for rank in range(WORLD.size)]
+        loss = session.train_step(**parts[WORLD.rank])
+        losses.append([loss, float(np.mean([alone.grad_step(**part) for part in parts]))])
+        alone.apply_step()
+    mine, theirs = session.state(), alone.state()
+    gap = max(float(np.abs(mine[n] - theirs[n]).max()) for n in names)
+    return {"losses": losses, "gap": gap, "digest": digest(session), "traffic": session.traffic.__dict__}
+
+
+def statistics() -> dict[str, Any]:
+    """BatchNorm's statistics after a step: the mean of those of one process for each batch."""
+    session = attached()
+    parts = [batch(rank) for rank in range(WORLD.size)]
+    session.train_step(**parts[WORLD.rank])
+    found = session.state()["1.running_mean"]
+    each = []
+    for part in parts:
+        alone = Session(ARTIFACT)
+        alone.train_step(**part)
+        each.append(alone.state()["1.running_mean"])
+    return {"gap": float(np.abs(found - np.mean(each, axis=0)).max()), "digest": digest(session)}
+
+
+def several() -> dict[str, Any]:
+    """`train_steps`, and gradients that are accumulated between the exchanges, give what single steps give."""
+    session, other = attached(), attached()
+    batches = [batch(100 * step + WORLD.rank) for step in range(6)]
+    losses = session.train_steps(**{n: np.stack([b[n] for b in batches]) for n in batches[0]})
+    single = [other.train_step(**b) for b in batches]
+    accumulating = attached()
+    for b in batches[:2]:
+        accumulating.grad_step(**b)
+    accumulating.apply_step()
+    found = {"losses": losses.tolist(), "single": single, "gap": gap(session, other), "digest": digest(session)}
+    return found | {"accumulated": digest(accumulating)}
+
+
+def noise() -> dict[str, Any]:
+    """Dropout of the same batch on every rank, twice from the start."""
+    runs = []
+    for _ in range(2):
+        session = attached()
+        alone = Session(ARTIFACT)
+        own = [alone.grad_step(**batch(0)) for _ in range(3)]
+        runs.append([[session.train_step(**batch(0)) for _ in range(3)], digest(session), own])
+    return {"runs": runs}
+
+
+def refusals() -> dict[str, Any]:
+    """Calls that one rank, or all of them, refuse."""
+    session, good = attached(), batch(WORLD.rank)
+    first = WORLD.rank == 0
+    stacked = {n: np.stack([a] * 3) for n, a in good.items()}
+    far = {n: a.copy() for n, a in stacked.items()}
+    far["y"][2] = 99
+    calls: dict[str, Callable[[], Any]] = {
+        "value": lambda: session.train_step(**good if first else {**good, "y": good["y"] + 50}),
+        "dtype": lambda: session.train_step(**{**good, "x": good["x"].astype(np.float64)} if first else good),
+        "missing": lambda: session.train_step(**{"x": good["x"]} if first else good),
+        "rate": lambda: session.train_step(lr=0.1 if first else 0.2, **good),
+        "steps": lambda: session.train_steps(**{n: a[: 2 + WORLD.rank] for n, a in stacked.items()}),
+        "later": lambda: session.train_steps(**stacked if first else far),
+        "empty": lambda: session.apply_step(),
+    }
+    session.train_step(**good)
+    found = {}
+    for name, call in calls.items():
+        before = digest(session)
+        try:
+            call()
+            found[name] = ["", digest(session) == before]
+        except IronGradError as error:
+            found[name] = [f"{type(error).__name__}: {error}", digest(session) == before]
+    session.train_step(**good)
+    return {"found": found, "digest": digest(session)}
+
+
+def lost() -> dict[str, Any]:
+    """The last rank is killed between two steps; the others go on."""
+    session = attached()
+    session.train_step(**batch(WORLD.rank))
+    WORLD.Barrier()
+    before = digest(session)
+    if WORLD.rank == WORLD.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    try:
+        session.train_step(**batch(WORLD.rank))
+        return {"error": ""}
+    except RankLostError as error:
+        seconds = time.monotonic() - begun
+        same = digest(session) == before
+        session.recover()
+        loss = session.train_step(**batch(WORLD.rank))
+        return {"error": str(error), "seconds": seconds, "same": same, "loss": loss, "digest": digest(session)}
+
+
+def artifacts() -> dict[str, Any]:
+    """Every rank has an artifact of its own."""
+    session = Session(ARTIFACT / str(WORLD.rank))
+    try:
+        session.attach(WORLD)
+    except IronGradError as error:
+        return {"error": str(error)}
+    return {"error": ""}
+
+
+def main() -> None:
+    found = globals()[sys.argv[1]]()
+    (OUTPUT / f"{WORLD.rank}.json").write_text(json.dumps(found))
+    sys.stdout.flush()
+    if sys.argv[1] == "lost":
+        os._exit(0)  # Open MPI 5.0.11 may hang in a normal exit after a rank was lost
+
+
+main()
