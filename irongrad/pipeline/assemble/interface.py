@@ -230,9 +230,10 @@ def exchanging(graphs: Mapping[str, StepGraph], bucket_bytes: int) -> dict[str, 
     """
     for graph in graphs.values() if bucket_bytes else ():
         if carried := [t.name for t in graph.state if t.role is Role.CARRIED]:
+            name = carried[0].rpartition("/")[2]
             raise UserError(
-                f"{carried[0].rpartition('/')[2]!r} is carried from call to call, and belongs to one rank's data, so it cannot be part of "
-                "a state that all ranks share: compile without communicate, or give the value as an input"
+                f"{name!r} is carried from call to call, and belongs to one rank's data, so it cannot be part of a "
+                "state that all ranks share: compile without communicate, or give the value as an input"
             )
         if "joint" not in graph.functions:
             raise UserError("communicate needs forward and backward in one piece: leave out between")
