@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from irongrad.operators.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
+    from irongrad.quantisation.gguf_file import load_gguf as load_gguf
+    from irongrad.quantisation.quantize import quantize as quantize
     from irongrad.sizes.buckets import choose_buckets as choose_buckets
     from irongrad.sizes.buckets import pow2 as pow2
     from irongrad.step.after_step import every as every
@@ -42,8 +44,10 @@ __all__ = [
     "every",
     "hypers",
     "load_checkpoint",
+    "load_gguf",
     "pieces",
     "pow2",
+    "quantize",
     "register_decomposition",
     "register_padding_rule",
     "save_checkpoint",
@@ -62,8 +66,10 @@ _HOME = {
     "every": "irongrad.step.after_step",
     "hypers": "irongrad.step.hyperparameters",
     "load_checkpoint": "irongrad.step.checkpoint",
+    "load_gguf": "irongrad.quantisation.gguf_file",
     "pieces": "irongrad.step.train_step",
     "pow2": "irongrad.sizes.buckets",
+    "quantize": "irongrad.quantisation.quantize",
     "register_decomposition": "irongrad.operators.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",
     "save_checkpoint": "irongrad.step.checkpoint",

@@ -51,10 +51,17 @@ def loss(outputs: SequenceClassifierOutput, labels: torch.Tensor) -> torch.Tenso
 
 
 def make_step(
-    batch: int = 16, length: int = news.LENGTH, layers: int = 6, rank: int = 8, folder: Path | None = None
+    batch: int = 16,
+    length: int = news.LENGTH,
+    layers: int = 6,
+    rank: int = 8,
+    folder: Path | None = None,
+    form: str | None = None,
 ) -> ig.TrainStep:
-    """AdamW over the adapter and the classifier."""
+    """AdamW over the adapter and the classifier; `form` quantises everything else, to `int8`, `int4` or `bf16`."""
     model = adapted(classifier(folder, layers), rank)
+    if form is not None:
+        ig.quantize(model, form)
     train, _ = news.tokens(length, folder)
     return ig.TrainStep(
         model,
@@ -64,3 +71,13 @@ def make_step(
         model_inputs=("input_ids", "attention_mask"),
         clip_grad_norm=1.0,
     )
+
+
+def make_int8_step() -> ig.TrainStep:
+    """`make_step` over a base in 8 bits."""
+    return make_step(form="int8")
+
+
+def make_int4_step() -> ig.TrainStep:
+    """`make_step` over a base in 4 bits."""
+    return make_step(form="int4")

@@ -36,6 +36,7 @@ MODULES = (
     "multi_tensor",
     "gradient_norm",
     "half_products",
+    "recompute_dequantised",
     "rematerialise",
 )
 

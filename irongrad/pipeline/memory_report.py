@@ -17,7 +17,7 @@ from irongrad.memory_model.kernel_roles import is_constant, is_view, sources
 from irongrad.memory_model.liveness import Usage, usage
 from irongrad.memory_model.packed_operands import packs
 from irongrad.memory_model.values_between_functions import Handover, handovers
-from irongrad.passes.graph.rematerialise.recompute import is_backward, is_forward, original_names
+from irongrad.passes.recompute import is_backward, is_forward, original_names
 from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.memory_budget import Budget
 from irongrad.runtime.manifest import ForwardValue, MemorySpec

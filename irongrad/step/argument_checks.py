@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from irongrad.quantisation.torchao import is_torchao
 from irongrad.runtime.errors import CaptureError
 
 
@@ -52,6 +53,11 @@ def _check_model(model: Any) -> None:
             raise CaptureError(
                 f"{name!r} of the model is on the device 'meta' and has no values. Give it values before: "
                 "model.to_empty(device='cpu'), then initialise or load the model"
+            )
+        if is_torchao(tensor):
+            raise CaptureError(
+                f"{name!r} of the model is a {type(tensor).__name__} of torchao. Take its numbers before: "
+                "irongrad.quantize(model)"
             )
 
 

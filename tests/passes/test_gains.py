@@ -19,6 +19,8 @@ from irongrad.memory_model.liveness import usage
 from irongrad.memory_model.node_costs import flops
 from irongrad.passes import DEFAULT_LEVEL, Pass, parse_passes, passes_at, registered, run_passes, without
 from irongrad.pipeline.driver import step_graph
+from irongrad.quantisation.quantize import quantize
+from irongrad.step.train_step import TrainStep
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -133,6 +135,15 @@ def characters(step_of) -> StepGraph:
     return step_of(with_gradient(fn), torch.randn(8, 64), torch.randn(64, 64))
 
 
+@pytest.fixture(scope="module")
+def quantised() -> StepGraph:
+    """Training of the biases between layers whose weights are quantised."""
+    layers = (layer for _ in range(4) for layer in (torch.nn.Linear(128, 128), torch.nn.Tanh()))
+    model = quantize(torch.nn.Sequential(*layers), "int4")
+    inputs = {"x": torch.randn(4, 128), "y": torch.randn(4, 128)}
+    return step_graph(TrainStep(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs))
+
+
 @dataclass(frozen=True)
 class Gain:
     """The gain of a pass on a step.
@@ -163,6 +174,7 @@ GAINS = {
     "multi-tensor": Gain("decoder", launches, 0.8),
     "gradient-norm": Gain("decoder", launches, 0.95),
     "half-products": Gain("attention", wide_operands, 0.0, target="cuda"),
+    "recompute-dequantised": Gain("quantised", memory, 0.6),
     "interleave": Gain("cell", launches, 0.5),
     "rematerialise": Gain("decoder", memory, 0.75, "rematerialise{max_memory=75%}"),
 }

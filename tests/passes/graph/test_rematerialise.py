@@ -23,8 +23,8 @@ from irongrad.operators.random import Draws
 from irongrad.passes.base import Context
 from irongrad.passes.graph.rematerialise import Rematerialise, bytes_in
 from irongrad.passes.graph.rematerialise.order import separate_late_sums
-from irongrad.passes.graph.rematerialise.recompute import is_backward, is_cast, is_recomputed, recompute
 from irongrad.passes.graph.rematerialise.schedule import carry_out, cheapest, everything_saved, problem_of
+from irongrad.passes.recompute import is_backward, is_cast, is_recomputed, recompute
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.errors import UserError
 

@@ -15,7 +15,7 @@ from irongrad.memory_model.packed_operands import packs
 from irongrad.memory_model.values_between_functions import Handover, handovers
 from irongrad.passes.base import Context, PassResult
 from irongrad.passes.graph.rematerialise.order import separate_late_sums
-from irongrad.passes.graph.rematerialise.recompute import is_backward, is_recomputed, recompute
+from irongrad.passes.recompute import is_backward, is_recomputed, recompute
 from irongrad.runtime.byte_sizes import bytes_in
 
 
@@ -35,7 +35,7 @@ class Rematerialise:
 
     A copy computes the same value as its original, because random numbers are functions of counters in the graph. The
     pass runs after the others. Merging equal nodes does not undo it, because copies read values that are tied to the
-    backward (`rematerialise/recompute.py`). But later rewrites of the forward would not reach the copies.
+    backward (`passes/recompute.py`). But later rewrites of the forward would not reach the copies.
 
     Attributes:
         max_memory: the budget; empty for none.
@@ -58,7 +58,7 @@ class Rematerialise:
         """Run the pass on one graph."""
         nodes = graph.graph.nodes
         is_step = base_name(context.function) == "joint" and context.results  # bodies of control flow have no results
-        if not self.max_memory or not is_step or any(map(is_recomputed, nodes)):
+        if not self.max_memory or not is_step or any(is_recomputed(n, self.name) for n in nodes):
             return PassResult(False)
         if not any(map(is_backward, nodes)):
             return PassResult(False)
@@ -83,7 +83,7 @@ def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> 
     full = everything_saved(problem)
     # `cheapest` may miss a plan that `smallest` finds.
     plan = cheapest(problem, int(budget / ratio)) or smallest(problem)
-    copies = recompute(graph.graph, plan.saved, packed=packed) if plan.total < full.total else {}
+    copies = recompute(graph.graph, plan.saved, packed=packed, by=Rematerialise.name) if plan.total < full.total else {}
     graph.graph.eliminate_dead_code()
     stats = {"recomputed": len(copies), "bytes before": unlimited, "budget": budget, "bytes": plan.total}
     return PassResult(bool(copies) or separated > 0, stats)

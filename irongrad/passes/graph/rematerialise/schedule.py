@@ -22,7 +22,7 @@ from irongrad.memory_model.fusion import Kernels, kernels
 from irongrad.memory_model.kernel_roles import bytes_of, is_constant, readers, sources
 from irongrad.memory_model.liveness import Usage, usage
 from irongrad.memory_model.node_costs import cost
-from irongrad.passes.graph.rematerialise.recompute import is_backward, is_forward, recompute
+from irongrad.passes.recompute import is_backward, is_forward, recompute
 
 ROUNDS = 25
 _SOLVER_SECONDS = 5.0

@@ -34,8 +34,8 @@ aten = torch.ops.aten
 # The key of a copy: its original, and the value that its operands are tied to; None if one copy serves all readers.
 _Key: TypeAlias = tuple[Node, Node | None]
 
-# The metadata key of a copy for the name of its original.
-_RECOMPUTED = "irongrad_recomputed"
+# The metadata key of a copy for the name of its original, and that of the pass that made it.
+_RECOMPUTED, _BY = "irongrad_recomputed", "irongrad_recomputed_by"
 
 
 def is_backward(node: Node) -> bool:
@@ -43,9 +43,9 @@ def is_backward(node: Node) -> bool:
     return node.op == "call_function" and bool(node.meta.get("autograd_backward"))
 
 
-def is_recomputed(node: Node) -> bool:
-    """Whether `node` is a copy that `recompute` made."""
-    return _RECOMPUTED in node.meta
+def is_recomputed(node: Node, by: str | None = None) -> bool:
+    """Whether `node` is a copy that `recompute` made, for the pass `by` if that is given."""
+    return _RECOMPUTED in node.meta and by in (None, node.meta[_BY])
 
 
 def original_names(graph: Graph) -> set[str]:
@@ -58,7 +58,7 @@ def is_forward(node: Node) -> bool:
     return node.op == "call_function" and not is_backward(node)
 
 
-def recompute(graph: Graph, saved: Set[Node], *, packed: bool = True) -> dict[Node, Node]:
+def recompute(graph: Graph, saved: Set[Node], *, packed: bool = True, by: str = "") -> dict[Node, Node]:
     """Make the backward of `graph` keep only the forward values `saved`, and recompute the others where it reads them.
 
     Elementwise code is recomputed in every kernel that reads it, so its values are never stored. Everything else is
@@ -68,11 +68,12 @@ def recompute(graph: Graph, saved: Set[Node], *, packed: bool = True) -> dict[No
         graph: the graph, rewritten in place.
         saved: the forward values that the backward may keep.
         packed: whether operands of contractions are packed, as in `usage`.
+        by: the name of the pass, which `is_recomputed` can ask for.
 
     Returns:
         For each copy its original, without views.
     """
-    work = _Recomputation(graph, saved, packed)
+    work = _Recomputation(graph, saved, packed, by)
     for node in list(graph.nodes):
         if is_backward(node):
             work.rewire(node)
@@ -85,6 +86,7 @@ class _Recomputation:
     graph: Graph
     saved: Set[Node]
     packed: bool
+    by: str
     copies: dict[Node, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -167,7 +169,7 @@ class _Recomputation:
     def _add_copy(self, node: Node, key: _Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """Add a copy of `node` under `key`."""
         copy = self._copy_of[key] = self.graph.call_function(node.target, args, kwargs)
-        copy.meta = {**node.meta, "autograd_backward": True, _RECOMPUTED: node.name}
+        copy.meta = {**node.meta, "autograd_backward": True, _RECOMPUTED: node.name, _BY: self.by}
         self.copies[copy] = node
         return copy
 

@@ -1,0 +1,88 @@
+"""Memory of training over a quantised base: bytes on disk, and the resident set of a process that trains.
+
+    python benchmarks/quantised.py FLOAT32 QUANTISED... --data build/news.npz
+
+The first artifact has the same step over a base in float32. Each artifact trains in a process of its own. The memory of
+a base is what the process grows by, from the import of the runtime to the end of its last step, less what the float32
+artifact's process grows by beyond its own frozen tensors: activations, adapters and code are the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+_STEPS = 6
+
+
+def resident() -> tuple[int, int]:
+    """The resident set of this process in bytes, now and at its largest."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmRSS", "VmHWM"))}
+    return found["VmRSS"], found["VmHWM"]
+
+
+def measure(artifact: str, data: str) -> dict[str, float]:
+    """Train a few steps in this process; the bytes by which it grew, and the last loss."""
+    from irongrad.runtime import load
+
+    with np.load(data) as file:
+        arrays = {name: file[name] for name in file}
+    before, _ = resident()
+    with load(artifact) as session:
+        rows = next(s.shape[0] for s in session.entry("train_step").inputs)
+        for i in range(_STEPS):
+            loss = session.train_step(**{name: a[i * rows : (i + 1) * rows] for name, a in arrays.items()})
+        frozen = [s for s in session.manifest.state if s.frozen]
+        (target,) = session.manifest.targets
+        sizes = {s.name: math.prod(s.shape) * np.dtype(_NUMPY.get(s.dtype, s.dtype)).itemsize for s in frozen}
+        now, largest = resident()
+    state = (Path(artifact) / "state.irpa").stat().st_size
+    transients = target.transients["train_step"]
+    return {
+        "grown": now - before,
+        "peak": largest - before,
+        "frozen": sum(sizes.values()),
+        "state": state,
+        "transients": transients,
+        "loss": float(loss),
+    }
+
+
+_NUMPY = {"bfloat16": "float16"}  # numpy has no bfloat16; only its size is needed
+
+
+def main() -> None:
+    """Measure each artifact in a process of its own, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifacts", nargs="+")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(measure(chosen.artifacts[0], chosen.data)))
+        return
+    found = {}
+    for artifact in chosen.artifacts:
+        command = [sys.executable, __file__, artifact, "--data", chosen.data, "--one"]
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found[artifact] = json.loads(run.stdout.splitlines()[-1])
+    columns = "artifact", "state.irpa, MB", "frozen, MB", "of float32", "transients, MB", "base in memory", "loss"
+    print(f"| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}")
+    wide = found[chosen.artifacts[0]]
+    for name, each in found.items():
+        megabytes = [each[key] / 1e6 for key in ("state", "frozen", "transients")]
+        shares = [each["frozen"] / wide["frozen"], (each["peak"] - wide["peak"]) / wide["frozen"] + 1]
+        cells = [name, *(f"{n:.2f}" for n in megabytes), *(f"{n:.3f}" for n in shares), f"{each['loss']:.5f}"]
+        order = [cells[i] for i in (0, 1, 2, 4, 3, 5, 6)]
+        print(f"| {' | '.join(order)} |")
+
+
+if __name__ == "__main__":
+    main()
