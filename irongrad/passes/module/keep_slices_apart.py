@@ -1,4 +1,4 @@
-"""Keep a slice with gaps out of the kernel that looks elements up in it."""
+"""Keep slices out of kernels for which IREE has no code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import hold
-from irongrad.mlir.linalg import source_of
+from irongrad.mlir.linalg import inputs_of, is_elementwise, reduces, source_of
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
@@ -19,16 +19,21 @@ _LOOKUP = "tensor.extract"
 
 @dataclass(frozen=True)
 class KeepSlicesApart(ModulePass):
-    """Copy a slice with gaps between its elements before a kernel looks elements up in it.
+    """Copy a slice before the kernel that reads it, if IREE has no code for both in one kernel.
 
     Before:
         %s = tensor.extract_slice %x[0, 1] [8, 1] [1, 1]; %r = linalg.generic {... tensor.extract %s[%i] ...}
     After:
         %s = tensor.extract_slice ...; %held = util.optimization_barrier %s; %r = linalg.generic {... %held[%i] ...}
 
-    IREE 3.13.0 takes the slice into the kernel and vectorises the lookups as `vector.gather` from memory with gaps. It
-    has no code for that: "LLVM Translation failed for operation: builtin.unrealized_conversion_cast".
-    tests/passes/module/test_keep_slices_apart.py tells when it has.
+    There are two kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
+
+    * Elements are looked up in a slice with gaps between its elements. IREE 3.13.0 takes the slice into the kernel and
+      vectorises the lookups as `vector.gather` from memory with gaps: "LLVM Translation failed for operation:
+      builtin.unrealized_conversion_cast".
+    * A slice of any size is read beside the result of a reduction, as in `x[:, -1] + x.mean(1)`. IREE 3.13.0 joins
+      dimensions of the reduction, but not those of the slice (CollapseDimensions.cpp), and divides no work over a
+      reshape: "write affecting operations on global resources are restricted to workgroup distributed contexts".
     """
 
     name: ClassVar[str] = "keep-slices-apart"
@@ -36,17 +41,46 @@ class KeepSlicesApart(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        lookups = [op for op in inside(module.operation) if op.name == _LOOKUP]
-        slices: dict[Any, list[Any]] = {}
-        for lookup in lookups:
-            value = lookup.operands[0]
-            if _has_gaps(source_of(value)):
-                slices.setdefault(value, []).append(lookup)
+        slices: dict[Any, list[tuple[Any, int]]] = {}
+        for operation in inside(module.operation):
+            for place in _slices_to_hold(operation):
+                slices.setdefault(operation.operands[place], []).append((operation, place))
         for value, readers in slices.items():
             held = hold(value, ir.InsertionPoint.after(value.owner))
-            for reader in readers:
-                reader.operands[0] = held
+            for reader, place in readers:
+                reader.operands[place] = held
         return PassResult(bool(slices), {"held": len(slices)})
+
+
+def _slices_to_hold(operation: Any) -> list[int]:
+    """The operands of an operation that are such slices."""
+    if operation.name == _LOOKUP:
+        return [0] if _has_gaps(source_of(operation.operands[0])) else []
+    if not is_elementwise(operation):
+        return []
+    inputs = inputs_of(operation)
+    slices = [place for place, value in enumerate(inputs) if _is_slice_of_any_size(value)]
+    return slices if slices and any(_is_reduced(value) for value in inputs) else []
+
+
+def _is_slice_of_any_size(value: Any) -> bool:
+    source = source_of(value)
+    return not isinstance(source.owner, ir.Block) and source.owner.name == _SLICE and not value.type.has_static_shape
+
+
+def _is_reduced(value: Any) -> bool:
+    """Whether `value` is computed by a reduction, and elementwise operations behind it, which fuse into one kernel."""
+    seen, rest = set(), [value]
+    while rest:
+        owner = source_of(rest.pop()).owner
+        if isinstance(owner, ir.Block) or owner.operation in seen:
+            continue
+        seen.add(owner.operation)
+        if reduces(owner.operation):
+            return True
+        if is_elementwise(owner.operation):
+            rest.extend(inputs_of(owner.operation))
+    return False
 
 
 def _has_gaps(value: Any) -> bool:

@@ -26,6 +26,7 @@ from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
+from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
 from irongrad.passes.module.keep_state import KeepState
 from irongrad.passes.module.loops_in_place import LoopsInPlace
@@ -66,7 +67,7 @@ INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowInteger
 GLOBAL_OPTIMIZATION = Phase(
     "global-optimization",
     "iree-compile; the last phase of linalg on tensors",
-    (MatmulKernels, FuseElementwise, KeepProductsApart, KeepSlicesApart),
+    (MatmulKernels, FuseElementwise, KeepProductsApart, KeepReductionsApart, KeepSlicesApart),
 )
 FLOW = Phase(
     "flow",

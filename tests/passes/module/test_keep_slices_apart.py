@@ -1,12 +1,14 @@
-"""Elements are looked up in slices with gaps: columns, and every second element."""
+"""Lookups in slices with gaps (columns, every second element), and slices of any size beside a reduction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import irongrad as ig
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
@@ -35,3 +37,48 @@ def test_iree_still_has_no_code_for_lookups_in_slices_with_gaps(without: Callabl
     without(KeepSlicesApart)
     with pytest.raises(ToolchainError, match="unrealized_conversion_cast"):
         ig.compile_function(lambda x: x[..., 1].flip(0), (torch.randn(6, 5, 4),))
+
+
+class _LastAndMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.tanh(self.first(x.transpose(0, 1)))
+        return self.second(steps[-1] + steps.mean(0))
+
+
+def _last_and_mean() -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = _LastAndMean()
+    return ig.TrainStep(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        inputs={"x": torch.randn(4, 5, 3), "y": torch.randn(4, 2)},
+        dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B"}},
+    )
+
+
+def test_the_last_step_beside_the_mean_of_all_trains_at_every_size(tmp_path: Path) -> None:
+    session = ig.compile(_last_and_mean(), tmp_path, entry_points=["train_step"]).load()
+    step, numbers = _last_and_mean(), torch.Generator().manual_seed(1)
+    for b, t in [(3, 4), (1, 1), (6, 1), (1, 7), (2, 9)]:
+        x, y = torch.randn(b, t, 3, generator=numbers), torch.randn(b, 2, generator=numbers)
+        step.optimizer.zero_grad()
+        loss = step.loss(step.model(x), y)
+        loss.backward()
+        step.optimizer.step()
+        np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), loss.item(), rtol=1e-5)
+    for name, parameter in step.model.named_parameters():
+        np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_iree_still_divides_no_work_over_a_slice_beside_a_reduction(
+    tmp_path: Path, without: Callable[[type], None]
+) -> None:
+    """When this fails, the second kind of the pass is no longer needed."""
+    without(KeepSlicesApart)
+    with pytest.raises(ToolchainError, match="workgroup distributed contexts"):
+        ig.compile(_last_and_mean(), tmp_path, entry_points=["predict"])
