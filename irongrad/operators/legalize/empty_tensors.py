@@ -100,13 +100,38 @@ def _has_no_elements(tensor: torch.Tensor) -> bool:
 
 
 def _full(graph: Graph, node: Node, value: float) -> Node:
-    like = node.meta["val"]
+    """Return the constant result of `node`; `node` itself if it has a symbol that is no operand's size."""
+    like, shape = node.meta["val"], _shape(graph, node)
+    if shape is None:
+        return node
     if not _has_no_elements(like):
-        replacement = graph.call_function(aten.full.default, (list(like.shape), value), {"dtype": like.dtype})
+        replacement = graph.call_function(aten.full.default, (shape, value), {"dtype": like.dtype})
     else:
-        replacement = graph.call_function(aten.empty.memory_format, (list(like.shape),), {"dtype": like.dtype})
+        replacement = graph.call_function(aten.empty.memory_format, (shape,), {"dtype": like.dtype})
     replacement.meta = dict(node.meta)
     return replacement
+
+
+def _shape(graph: Graph, node: Node) -> list[int | Node] | None:
+    """Return the sizes of a result for an operator's arguments: a symbol is the size of an operand."""
+    places = {
+        size.node.expr: (operand, dim)
+        for operand in node.all_input_nodes
+        if isinstance(operand.meta.get("val"), torch.Tensor)
+        for dim, size in enumerate(operand.meta["val"].shape)
+        if not is_known(size)
+    }
+    shape: list[int | Node] = []
+    for size in node.meta["val"].shape:
+        if is_known(size):
+            shape.append(size)
+        elif size.node.expr in places:
+            read = graph.call_function(aten.sym_size.int, places[size.node.expr])
+            read.meta["val"] = size
+            shape.append(read)
+        else:
+            return None
+    return shape
 
 
 def _without_empty_parts(graph: Graph, node: Node) -> Node:

@@ -253,3 +253,32 @@ def test_the_golden_checks_pass_and_refuse_in_the_same_words(
 
 def test_the_manifest_says_which_sizes_there_are(session: Session):
     assert session.manifest.sizes == {"B": (1, None), "T": (1, 96)}
+
+
+class _NormOverSteps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = self.linear(x)
+        return nn.functional.layer_norm(steps, steps.shape[1:]).amax(1)
+
+
+def test_a_norm_over_a_dynamic_dimension_trains_at_every_size(tmp_path: Path):
+    """Its sums are over whole blocks of 64 and a rest, and the blocks of the rest are empty at every size."""
+    torch.manual_seed(0)
+    model = _NormOverSteps()
+    loss, optimizer = nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = {"x": torch.randn(2, 5, 3), "y": torch.randn(2, 4)}
+    step = ig.TrainStep(model, loss, optimizer, inputs, dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B"}})
+    session = ig.compile(step, tmp_path, entry_points=["train_step"]).load()
+    for b, t in [(2, 5), (1, 1), (3, 2), (2, 33), (1, 70)]:
+        x, y = torch.randn(b, t, 3), torch.randn(b, 4)
+        optimizer.zero_grad()
+        wanted = loss(model(x), y)
+        wanted.backward()
+        optimizer.step()
+        np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), wanted.item(), rtol=1e-4)
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-3, atol=1e-4)
