@@ -26,6 +26,16 @@ _MESSAGES: tuple[tuple[str, str], ...] = (
         "itself",
     ),
     (
+        r"Cannot access data pointer",
+        "the step reads the address of a tensor's memory (data_ptr), and the tensors of a trace have none. Ask whether "
+        "two tensors are the same with `is`, and compute with operators of PyTorch",
+    ),
+    (
+        r"\bSym(Float|Int|Bool)\b",
+        "a tensor's value is taken out as a number (.item(), int(), float()), which is not known at compile time, and "
+        "given to a function that is not PyTorch's. Keep it a tensor, and use PyTorch's function",
+    ),
+    (
         r"class 'torch.storage",
         "the step uses the storage of a tensor, and compiled tensors have none. Use operators on the tensor itself",
     ),

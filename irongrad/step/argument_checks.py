@@ -35,6 +35,12 @@ def check_kinds(model: Any, loss: Any, optimizer: Any, inputs: Any) -> None:
     _refuse_empty(inputs)
 
 
+def outside_inference(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, with a copy of each that was made under `torch.inference_mode`, which autograd does not take."""
+    with torch.inference_mode(False):
+        return {name: t.clone() if t.is_inference() else t for name, t in tensors.items()}
+
+
 def _check_model(model: Any) -> None:
     if isinstance(model, type):
         raise CaptureError(f"model is the class {model.__qualname__}; it must be a module: call the class first")
@@ -58,6 +64,13 @@ def _check_model(model: Any) -> None:
             raise CaptureError(
                 f"{name!r} of the model is a {type(tensor).__name__} of torchao. Take its numbers before: "
                 "irongrad.quantize(model)"
+            )
+    for path, module in model.named_modules():
+        own = {**vars(module), **module._parameters, **module._buffers}
+        if name := next((n for n, v in own.items() if isinstance(v, torch.Tensor) and v.is_inference()), None):
+            raise CaptureError(
+                f"{f'{path}.{name}'.removeprefix('.')!r} of the model was made under torch.inference_mode, and "
+                "autograd does not take such a tensor. Make it outside, or under torch.no_grad"
             )
 
 

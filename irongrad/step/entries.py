@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from irongrad.diagnostics.source_lines import where
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import RESERVED, STANDARD, of_entry
-from irongrad.step.argument_checks import check_input
+from irongrad.step.argument_checks import check_input, outside_inference
 from irongrad.step.carry import Carry, carry_of
 
 
@@ -84,7 +84,7 @@ def _checked(name: Any, given: Any) -> Entry:
     for input_name, value in entry.inputs.items():
         check_input(input_name, value)
     _check_binds(name, entry)
-    return entry
+    return replace(entry, inputs=outside_inference(entry.inputs))
 
 
 def _takes_by_name(function: Callable[..., object], names: Mapping[str, object]) -> bool:

@@ -18,7 +18,7 @@ from irongrad.runtime.manifest import TICKET, of_entry
 from irongrad.sizes.buckets import Bucket, combinations
 from irongrad.sizes.constraints import conditions_of
 from irongrad.step.after_step import AfterStep, after_steps_of
-from irongrad.step.argument_checks import check_kinds, check_modules
+from irongrad.step.argument_checks import check_kinds, check_modules, outside_inference
 from irongrad.step.call import Call, call_between
 from irongrad.step.carry import Carry, carry_of
 from irongrad.step.entries import Entry, entries_of, examples_of
@@ -132,6 +132,7 @@ class TrainStep:
 
     def _check(self) -> None:
         check_kinds(self.model, self.loss, self.optimizer, self.inputs)
+        object.__setattr__(self, "inputs", outside_inference(self.inputs))
         object.__setattr__(self, "entries", entries_of(self.entries))
         check_modules(self.modules, self.model)
         made = after_steps_of(self.after_step, [self.model, *self.modules.values()])

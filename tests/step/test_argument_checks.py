@@ -44,9 +44,22 @@ def on_meta() -> nn.Module:
         return nn.Linear(6, 4)
 
 
+def in_inference(make: Callable[[], Any]) -> Any:
+    with torch.inference_mode():
+        return make()
+
+
+def with_a_mask() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 4))
+    model[0].mask = in_inference(lambda: torch.ones(4))
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
+        (in_inference(lambda: nn.Linear(6, 4)), "'weight' of the model was made under torch.inference_mode"),
+        (with_a_mask(), "'0.mask' of the model was made under torch.inference_mode"),
         (lambda x: x, "model is a function; it must be a torch.nn.Module"),
         (nn.Linear, "model is the class Linear"),
         (on_meta(), r"'weight' of the model is on the device 'meta'"),
@@ -135,3 +148,13 @@ def test_an_epsilon_that_the_dtype_of_the_parameters_does_not_hold() -> None:
 def test_an_example_without_any_element_is_refused() -> None:
     empty = torch.zeros(0, dtype=torch.int64)
     assert "has shape (0,), and so no elements" in refusal(inputs={"x": empty, "y": empty})
+
+
+def test_examples_of_inference_mode_are_copied() -> None:
+    model = nn.Linear(6, 4)
+    x = in_inference(lambda: torch.randn(8, 6))
+    step = ig.TrainStep(model, cross_entropy, sgd(model), {"x": x, "y": Y}, entries={"logits": (model, {"x": x})})
+    for copied in (step.inputs["x"], step.own_entries["logits"].inputs["x"]):
+        assert not copied.is_inference()
+        assert torch.equal(copied, x)
+    assert step.inputs["y"] is Y

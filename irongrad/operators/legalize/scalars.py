@@ -134,9 +134,9 @@ class ScalarsToTensors(torch.fx.Interpreter):
     """Interpreter of a traced update that computes its symbolic floats as tensors."""
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one node; `.item()` becomes a cast of the tensor to float64."""
+        """Run one node; `.item()` becomes a cast of the tensor of one element to float64."""
         if target is aten._local_scalar_dense.default:
-            return args[0].to(torch.float64)
+            return (args[0].reshape(()) if args[0].ndim else args[0]).to(torch.float64)
         if target is torch.sym_float:
             return args[0]
         if target in _FILLING:

@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -127,7 +128,7 @@ class _Call:
         torch.library.register_fake(name, self.forward)
         torch.library.register_autograd(name, self.backward, setup_context=_save_inputs)
         operator = getattr(getattr(torch.ops, LIBRARY), name.partition("::")[2]).default
-        register_decomposition(operator)(self.forward)
+        register_decomposition(operator)(dispatch_functionalize(self.forward))  # it may write into its own tensors
         _operators.add(operator)
         outputs = operator(list(tensors))
         return outputs[0] if self._single else tuple(outputs)

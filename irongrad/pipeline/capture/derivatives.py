@@ -64,13 +64,17 @@ def recorded_derivatives(module: nn.Module) -> Iterator[None]:
         yield
 
 
+# In the errors of autograd.grad, and of retain_grad, where gradients are disabled.
+_NEEDS_GRADIENTS = ("does not require grad", "requires_grad=False")
+
+
 def evaluated(run: Callable[[], T]) -> T:
-    """Run an evaluation under `torch.no_grad`, as users do, or with gradients if it computes derivatives itself."""
+    """Run an evaluation under `torch.no_grad`, as users do, or with gradients if it asks for derivatives itself."""
     try:
         with torch.no_grad():
             return run()
     except RuntimeError as error:
-        if "does not require grad" not in str(error):
+        if not any(words in str(error) for words in _NEEDS_GRADIENTS):
             raise
     with torch.enable_grad():
         return run()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from irongrad.pipeline.optimizer.layout import Layout
 from irongrad.pipeline.optimizer.own_step import step_of
-from irongrad.pipeline.optimizer.trial_steps import Trial
+from irongrad.pipeline.optimizer.trial_steps import Trial, is_same
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.optimizer_slots import Slot, as_tensor, is_holder, parts
 
@@ -50,6 +50,7 @@ def foreign_state(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.nn.Parameter],
     hypers: frozenset[tuple[Any, ...]],
+    changing: frozenset[Slot] = frozenset(),
 ) -> ForeignState:
     """Find the state of an optimizer.
 
@@ -58,25 +59,34 @@ def foreign_state(
         optimizer: the optimizer, as the user made it.
         parameters: those that get a gradient, by name.
         hypers: the owners and paths of values that are run-time hyperparameters.
+        changing: slots that later steps change, although the first two may leave them as they are.
 
     Raises:
         CaptureError: the layout of the state changes from step to step.
     """
     names = {id(p): n for n, p in parameters.items()}
     trial = Trial(number, optimizer, parameters, names, seed=0)
+    another = cache(partial(Trial, number, optimizer, parameters, names, seed=1))
     if (holder := _holder_of_a_tensor((trial.layout.state, trial.layout.groups, trial.layout.attributes))) is not None:
         raise CaptureError(
             f"{step_of(optimizer)}\n  {type(optimizer).__name__} keeps a tensor in an object of type {holder}, where a "
             "compiled step would not change it. Keep tensors in the optimizer's state or groups themselves"
         )
-    starts = _starts_of_one_rule(trial, partial(Trial, number, optimizer, parameters, names, seed=1), hypers)
+
+    def is_constant(slot: Slot, start: Any) -> bool:
+        """Whether a slot is no state. A number that the first step makes of the gradients is state."""
+        if slot in changing or not trial.is_constant(slot, start, hypers):
+            return False
+        return slot in trial.before or is_same(trial.first[slot], another().first.get(slot))
+
+    starts = _starts_of_one_rule(trial, another, is_constant)
     rest = frozenset(trial.before), trial.is_independent, trial.is_continuous_at_zero
     if starts is not None:
         return ForeignState(starts, trial.layout, None, *rest)
     starts = {
         slot: as_tensor(trial.before.get(slot, _nothing_like(value))).detach().clone().contiguous()
         for slot, value in trial.first.items()
-        if not trial.is_constant(slot, trial.before.get(slot, trial.start(slot)), hypers)
+        if not is_constant(slot, trial.before.get(slot, trial.start(slot)))
     }
     return ForeignState(starts, trial.layout, trial.layout_before, *rest)
 
@@ -92,23 +102,21 @@ def _holder_of_a_tensor(value: Any) -> str | None:
 
 
 def _starts_of_one_rule(
-    trial: Trial, another: Callable[[], Trial], hypers: frozenset[tuple[Any, ...]]
+    trial: Trial, another: Callable[[], Trial], is_constant: Callable[[Slot, Any], bool]
 ) -> dict[Slot, torch.Tensor] | None:
     """The values to start from so that the rule of later steps gives the first step, too; None if none are found."""
     state: dict[Slot, torch.Tensor] = {}
-    other = None
     for slot, value in trial.first.items():
         start = trial.before.get(slot, trial.start(slot))
-        if trial.is_constant(slot, start, hypers):
+        if is_constant(slot, start):
             continue
         if start is None:
             return None
         start = torch.full_like(value, start) if not slot.is_number and not isinstance(start, torch.Tensor) else start
-        if slot not in trial.before and isinstance(start, torch.Tensor) and start.is_floating_point():
-            other = other or another()
-            again = other.assigned.get((slot.owner, slot.path), start)
-            if isinstance(again, torch.Tensor) and not torch.equal(start, again):
-                start = torch.zeros_like(start)  # it starts as the gradient, as a momentum does
+        if slot not in trial.before and as_tensor(start).is_floating_point() and slot in another().first:
+            again = another().start(slot)
+            if type(again) is type(start) and not is_same(start, again):
+                start = _nothing_like(start)  # it starts as the gradient, as a momentum does
         is_whole = isinstance(start, int) and isinstance(value, int)  # a sum of floats may start as 0
         state[slot] = as_tensor(start if is_whole or isinstance(start, torch.Tensor) else float(start))
         state[slot] = state[slot].detach().clone().contiguous()

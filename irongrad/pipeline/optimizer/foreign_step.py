@@ -14,10 +14,26 @@ from irongrad.diagnostics.source_lines import where
 from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.foreign import ForeignState
-from irongrad.pipeline.optimizer.layout import Layout
+from irongrad.pipeline.optimizer.layout import Layout, changed_flag
+from irongrad.pipeline.optimizer.own_step import changes_a_flag, changes_its_layout, step_of
 from irongrad.pipeline.optimizer.step_hooks import step_with_hooks
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.optimizer_slots import Slot, slots_of
+
+
+class ChangedSlotsError(CaptureError):
+    """A step changes numbers that are no state yet, on a way that the first steps do not take.
+
+    Attributes:
+        slots: their slots.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, slots: frozenset[Slot]) -> None:
+        names = ", ".join(sorted(slot.key for slot in slots))
+        super().__init__(
+            f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes {names} in some steps. Assign it in every step"
+        )
+        self.slots = slots
 
 
 @dataclass(frozen=True)
@@ -47,14 +63,17 @@ class ForeignStep:
             has_started: whether this is not the first step.
 
         Raises:
+            ChangedSlotsError: a run of the step changes a number that is no state.
             CaptureError: there are too many ways through the step, it cannot be traced, or a run of it keeps its state
                 in other places.
         """
-        found = self._along_all_ways(self.held.layout, self.state)
+        first: Mapping[str | Slot, torch.Tensor] = {}
         if self.held.first is not None:
             first = self._along_all_ways(
                 self.held.first, {s: v for s, v in self.state.items() if s in self.held.before}
             )
+        found = self._along_all_ways(self.held.layout, self.state)
+        if self.held.first is not None:
             found = {key: torch.where(has_started, value, first[key]) for key, value in found.items()}
         for name, parameter in self.parameters.items():
             parameter.copy_(found[name])
@@ -92,8 +111,12 @@ class ForeignStep:
         copies = {s: v.clone() if isinstance(v, torch.Tensor) else v for s, v in state.items()}
         filled = layout.fill(self.optimizer, mine, copies)
         with self.prepared(mine):
+            before = slots_of(number, self.optimizer, filled)
             step_with_hooks(self.optimizer)
         found = slots_of(number, self.optimizer, filled)
+        self._refuse_changes(before, found)
+        if (flag := changed_flag(self.held.layout, Layout.of(self.optimizer, filled))) is not None:
+            raise changes_a_flag(self.optimizer, flag)
         refuse_selected(*mine.values(), *found.values())
         if lost := [w for w in wanted if not isinstance(w, str) and w not in found]:
             kind = type(self.optimizer)
@@ -101,7 +124,23 @@ class ForeignStep:
                 f"{where(kind.step)}\n  {kind.__name__} keeps {lost[0].owner}.{lost[0].key:.60} under a key "
                 "that another run of the step does not have, such as an address. Key its state by the parameter"
             )
+        if layout is self.held.layout and (added := found.keys() - before.keys()):
+            raise changes_its_layout(self.optimizer, min(added, key=lambda slot: slot.name))
         return [mine[w].detach() if isinstance(w, str) else _like(self.held.slots[w], found[w]) for w in wanted]
+
+    def _refuse_changes(self, before: Mapping[Slot, Any], after: Mapping[Slot, Any]) -> None:
+        """Refuse a run that changes a number that the compiled step would keep."""
+        kept = {s: v for s, v in before.items() if s not in self.held.slots}
+        if changed := frozenset(s for s, v in kept.items() if s in after and not _is_kept(v, after[s])):
+            raise ChangedSlotsError(self.optimizer, changed)
+
+
+def _is_kept(before: Any, after: Any) -> bool:
+    """Whether a number is the same after a traced run; a tensor that is no state belongs to a hyperparameter."""
+    if isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor):
+        return isinstance(before, torch.Tensor)
+    one, other = (v.node.expr if isinstance(v, torch.SymInt | torch.SymFloat) else v for v in (before, after))
+    return bool(one == other)
 
 
 def _like(initial: torch.Tensor, value: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from irongrad.diagnostics.source_lines import place_of
 from irongrad.runtime.errors import CaptureError, UserError
-from irongrad.step.optimizer_slots import own_attributes
+from irongrad.step.optimizer_slots import Slot, own_attributes
 
 _CLOSURE = (
     "An optimizer whose step needs a closure, to evaluate the loss again, cannot be compiled, such as LBFGS. Use one "
@@ -42,6 +42,23 @@ def step_of(optimizer: torch.optim.Optimizer) -> str:
     """`file:line` of an optimizer's step, also in an installed package."""
     code = unwrap(type(optimizer).step).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def changes_a_flag(optimizer: torch.optim.Optimizer, flag: str) -> CaptureError:
+    """The refusal of an optimizer that changes a truth value or a word, named `flag`, after its first step."""
+    return CaptureError(
+        f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes {flag} from step to step, which is neither a "
+        "number nor a tensor: a compiled step would keep it. Keep a counter instead"
+    )
+
+
+def changes_its_layout(optimizer: torch.optim.Optimizer, slot: Slot) -> CaptureError:
+    """The refusal of an optimizer that has `slot` in its state after some steps only."""
+    return CaptureError(
+        f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes the layout of its state from step to step, at "
+        f"{slot.name}; a compiled step's state has one layout. Keep tensors and numbers under the same keys from the "
+        "first step on"
+    )
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:

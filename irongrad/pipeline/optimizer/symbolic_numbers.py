@@ -65,7 +65,10 @@ def _extreme(function: Callable[..., Any], symbolic: Callable[..., Any], less: b
 
 
 class _FloatOrSymbol(type):
-    """The class of what replaces `float`: a symbolic number is one of its instances, and stays as it is."""
+    """The class of what replaces `float`: a symbolic number is one of its instances, and stays as it is.
+
+    The value of a tensor is a symbolic number, as that of `Tensor.item()` is.
+    """
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, float | torch.SymFloat)
@@ -74,6 +77,8 @@ class _FloatOrSymbol(type):
         return issubclass(kind, float | torch.SymFloat)
 
     def __call__(cls, x: Any = 0.0) -> Any:
+        if isinstance(x, torch.Tensor) and x.numel() == 1:
+            return x.to(torch.float64).item()
         return x if isinstance(x, torch.SymFloat) else float(x)
 
     def __getattr__(cls, name: str) -> Any:

@@ -25,6 +25,7 @@ from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.differentiate.differentiate import JointStep
 from irongrad.pipeline.optimizer.branches import TooManyWaysError
 from irongrad.pipeline.optimizer.foreign import ForeignState, foreign_state
+from irongrad.pipeline.optimizer.foreign_step import ChangedSlotsError
 from irongrad.pipeline.optimizer.hyper_symbols import branched, symbolic_float
 from irongrad.pipeline.optimizer.optimizer_step import OptimizerStep, key_of, traced_values
 from irongrad.pipeline.optimizer.own_step import refuse_closures
@@ -39,7 +40,7 @@ from irongrad.runtime.errors import CaptureError, InternalError, UserError
 from irongrad.runtime.manifest import Role
 from irongrad.step.borrow import unchanged
 from irongrad.step.hyperparameters import Hyper, hyperparameters
-from irongrad.step.optimizer_slots import is_foreign
+from irongrad.step.optimizer_slots import Slot, is_foreign
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,18 @@ def trace_update(joint: JointStep) -> Update:
     Raises:
         CaptureError: there is no such parameter, or an optimizer's state cannot be captured.
     """
+    changing: frozenset[Slot] = frozenset()
+    while True:  # each round finds more of the state, or ends
+        try:
+            return _traced_update(joint, changing)
+        except ChangedSlotsError as error:
+            if error.slots <= changing:
+                raise
+            changing |= error.slots
+
+
+def _traced_update(joint: JointStep, changing: frozenset[Slot]) -> Update:
+    """Trace the update; the numbers in the slots `changing` of optimizers from outside torch.optim are state."""
     step = joint.captured.step
     names = {id(p): n for n, p in _named_parameters(joint)}
     with_gradient = {v.name for v in joint.joint.results if v.kind == "gradient"}
@@ -93,7 +106,7 @@ def trace_update(joint: JointStep) -> Update:
     for optimizer in step.optimizers:
         refuse_closures(optimizer)
     hypers = hyperparameters(step.optimizers)
-    foreign = _foreign(step.optimizers, parameters, hypers)
+    foreign = _foreign(step.optimizers, parameters, hypers, changing)
     of_slots = {(s.optimizer, s.owner, s.path) for held in foreign.values() for s in held.slots}
     hypers = [h for h in hypers if _place_of(h, step.optimizers) not in of_slots]
     initial = {**initial_state(step.optimizers, parameters), **_state_of(foreign)}
@@ -151,7 +164,10 @@ def _owners(
 
 
 def _foreign(
-    optimizers: Sequence[torch.optim.Optimizer], parameters: Mapping[str, torch.nn.Parameter], hypers: Sequence[Hyper]
+    optimizers: Sequence[torch.optim.Optimizer],
+    parameters: Mapping[str, torch.nn.Parameter],
+    hypers: Sequence[Hyper],
+    changing: frozenset[Slot],
 ) -> dict[int, ForeignState]:
     places = frozenset(_place_of(h, optimizers)[1:] for h in hypers)
     found: dict[int, ForeignState] = {}
@@ -159,7 +175,7 @@ def _foreign(
         if is_foreign(optimizer):
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             mine = {n: p for n, p in parameters.items() if id(p) in held}
-            found[number] = foreign_state(number, optimizer, mine, places)
+            found[number] = foreign_state(number, optimizer, mine, places, changing)
     return found
 
 

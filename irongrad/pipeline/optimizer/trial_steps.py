@@ -10,7 +10,7 @@ import torch
 
 from irongrad.pipeline.optimizer.first_values import copied, record_assignments
 from irongrad.pipeline.optimizer.layout import Layout, changed_flag
-from irongrad.pipeline.optimizer.own_step import step_of, take_step
+from irongrad.pipeline.optimizer.own_step import changes_a_flag, changes_its_layout, take_step
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import unchanged
 from irongrad.step.optimizer_slots import Slot, as_tensor, slots_of, write
@@ -56,17 +56,9 @@ class Trial:
             self._updated_twice = {n: p.detach().clone() for n, p in parameters.items()}
             later = Layout.of(optimizer, names)
         if (flag := changed_flag(self.layout, later)) is not None:
-            raise CaptureError(
-                f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes {flag} from step to "
-                "step, which is neither a number nor a tensor: a compiled step would keep it. Keep a counter instead"
-            )
+            raise changes_a_flag(optimizer, flag)
         if self.first.keys() != self.second.keys():
-            changed = next(iter(self.first.keys() ^ self.second.keys()))
-            raise CaptureError(
-                f"{step_of(optimizer)}\n  {type(optimizer).__name__} changes the layout of its state "
-                f"from step to step, at {changed.name}; a compiled step's state has one layout. Keep tensors and "
-                "numbers under the same keys from the first step on"
-            )
+            raise changes_its_layout(optimizer, next(iter(self.first.keys() ^ self.second.keys())))
 
     def slots(self) -> dict[Slot, Any]:
         """The slots now, with copies of tensors."""
@@ -85,9 +77,9 @@ class Trial:
         A float that each step assigns is neither, although two steps may leave it as it is: the estimate of Prodigy and
         of D-Adaptation grows later. A learning rate is one that a scheduler may set.
         """
-        is_same = _is_same(start, self.first[slot], self.second.get(slot))
+        stays = is_same(start, self.first[slot], self.second.get(slot))
         is_assigned = isinstance(start, float) and (slot.owner, *slot.path) in self._written and slot.path != ("lr",)
-        return bool(is_same and not is_assigned and (slot.is_number or (slot.owner, slot.path) in hypers))
+        return bool(stays and not is_assigned and (slot.is_number or (slot.owner, slot.path) in hypers))
 
     def begins_like(self, state: Mapping[Slot, torch.Tensor]) -> bool:
         """Whether a first step from `state`, in the layout of later steps, gives what the real first step gives.
@@ -135,7 +127,7 @@ class Trial:
             updated = self.parameters[name].detach().clone()
         owners = (name, "self", "state", f"group{place}")
         pairs = [(value, slots.get(slot)) for slot, value in self.second.items() if slot.owner in owners]
-        return all(_is_same(wanted, found) for wanted, found in [(self._updated_twice[name], updated), *pairs])
+        return all(is_same(wanted, found) for wanted, found in [(self._updated_twice[name], updated), *pairs])
 
     def is_continuous_at_zero(self, place: int, path: tuple[Any, ...]) -> bool:
         """Whether a hyperparameter near zero does what zero does."""
@@ -181,7 +173,8 @@ def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(one.shape == other.shape and torch.allclose(one, other, equal_nan=True))
 
 
-def _is_same(*values: Any) -> bool:
+def is_same(*values: Any) -> bool:
+    """Whether values are of one type and equal."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return all(isinstance(v, torch.Tensor) and torch.equal(v, first) for v in values)

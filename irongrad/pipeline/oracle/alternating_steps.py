@@ -16,7 +16,7 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler
-from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, half_of_the_threads, train
+from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, half_of_the_threads, train, without_fast_path
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
@@ -75,6 +75,7 @@ class Alternation:
     @half_of_the_threads()
     @eager_control_flow()
     @eager_lstm()
+    @without_fast_path()
     def _run(self, dtype: torch.dtype | None, seed: int | None, record: Recorder) -> None:
         noise = RoundingNoise(seed) if seed is not None else nullcontext()
         wide = eager_float64 if dtype is torch.float64 else nullcontext

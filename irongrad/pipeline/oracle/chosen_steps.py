@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -75,12 +75,13 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
         at_choice = replace(captured, step=captured.step.with_examples(choice.inputs))
         runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers))
         try:
-            made = Expected(map(partial(_comparable, graph, choice.about), runs))
+            first = next(runs)
+            made = Expected(map(partial(_comparable, graph, choice.about), chain([first], runs)))
         except Exception as error:
             check()  # the error may be its own
             skipped.append(f"{choice.about}: eager raises {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             continue
-        if broken := _broken(made.golden):
+        if broken := _broken(first):
             skipped.append(f"{choice.about}: eager gives NaN or infinity, in {broken}")
         else:
             expected.append(made)

@@ -29,7 +29,7 @@ from irongrad.pipeline.capture.step_modules import (
 )
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
-from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
+from irongrad.pipeline.oracle.rounding_noise import RoundingNoise, noise_errors_suppressed
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
 from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
@@ -93,9 +93,25 @@ def half_of_the_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """While open, attention in evaluation mode computes what it computes in training, and what is compiled.
+
+    PyTorch's fast path of `TransformerEncoder` puts padded rows into nested tensors, and gives zeros for them. Noise
+    cannot be added to a nested tensor.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 @half_of_the_threads()
 @eager_control_flow()
 @eager_lstm()
+@without_fast_path()
 def run_eager(
     captured: CapturedStep,
     graph: StepGraph,
@@ -126,7 +142,7 @@ def run_eager(
     with borrowed(captured.step, dtype), VectorSigns():
         examples = {n: _cast(t, dtype).clone() for n, t in captured.step.examples.items()}
         inputs = {n: examples[n] for n in captured.step.inputs}
-        with wide():
+        with wide(), noise_errors_suppressed(seed):  # training has tolerances, too, where evaluation has none
             _record_inference(captured, graph, examples, noise, record)
         return train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
 

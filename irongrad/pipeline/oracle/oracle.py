@@ -9,7 +9,6 @@ update of it, and a ReLU at its corner. So several runs are made, each with diff
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +19,7 @@ from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, run_eager
+from irongrad.pipeline.oracle.rounding_noise import noise_errors_suppressed
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
@@ -79,7 +79,7 @@ class Spread:
         """
         # Runs with noise come first, because their errors are larger.
         for seed in (*range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS), None):
-            with _noise_errors_suppressed(seed):
+            with noise_errors_suppressed(seed):
                 run(seed)
             if self.exact.arrays.keys() <= self.largest.keys():
                 yield {key: self.allowed(key) for key in self.exact.arrays}
@@ -141,14 +141,3 @@ def _checked(check: Callable[[], None], record: Recorder) -> Recorder:
         record(key, tensor)
 
     return recorded
-
-
-@contextmanager
-def _noise_errors_suppressed(seed: int | None) -> Iterator[None]:
-    """End a noisy run (`seed` is not None) at an operator that refuses its perturbed arguments.
-
-    Binary cross-entropy refuses a probability one unit in the last place above 1. A quantile refuses the position after
-    the last element.
-    """
-    with suppress(*(() if seed is None else (RuntimeError, IndexError, ValueError))):
-        yield

@@ -111,6 +111,31 @@ def test_a_backward_may_write_into_new_tensors_and_its_gradient(tmp_path: Path) 
     compiled(Recorded, backward, tmp_path / "step")
 
 
+class WritesItsOwn(torch.autograd.Function):
+    """Writes into tensors of its own: through views and masks, at indices, and as the output of an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: torch.Tensor, module: nn.Module, backward: Backward) -> torch.Tensor:
+        own = x.sum(1, keepdim=True).expand(-1, 3).clone()
+        own /= torch.full((len(x), 1), 3)
+        own[:, 1].mul_(3)
+        own[own > 0.5] = 0.25
+        own.index_add_(1, torch.tensor([0, 2]), x[:, :2])
+        torch.mul(own, 2, out=own)
+        ctx.save_for_backward(own)
+        return x + own.exp_().clamp_(max=2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (own,) = ctx.saved_tensors
+        return gradient * own, None, None, None
+
+
+def test_a_forward_may_write_into_new_tensors(tmp_path: Path) -> None:
+    """Compiling compares the loss and the gradients with eager PyTorch."""
+    compiled(WritesItsOwn, lambda ctx, gradient: gradient, tmp_path / "step")
+
+
 SURROGATE = """
 import torch
 

@@ -57,6 +57,13 @@ def copies_a_norm(model, x):
     return model.norm(model.layer(x)) + copy.deepcopy(model.norm)(model.layer(x))
 
 
+def retains_a_gradient(model, x):
+    """Its evaluation needs gradients, too."""
+    h = model.layer(x)
+    h.retain_grad()
+    return h
+
+
 def copies_a_tensor(model, x):
     return model.layer(copy.deepcopy(x))
 
@@ -90,6 +97,7 @@ def resizes_to_its_own_shape(model, x):
 
 
 BODIES = [
+    retains_a_gradient,
     copies_a_layer,
     copies_a_norm,
     copies_a_tensor,
@@ -157,6 +165,14 @@ def takes_a_storage(model, x):
     t = torch.empty(0)
     t.set_(x.untyped_storage(), 0, (8, 6), (6, 1))  # here
     return model.layer(t)
+
+
+def compares_addresses(model, x):
+    return model.layer(x) * (x.data_ptr() == x.view(-1).data_ptr())  # here
+
+
+def leaves_for_numpy(model, x):
+    return model.layer(x) * float(np.log(x.abs().max().item() + 1))  # here
 
 
 def resizes(model, x):
@@ -246,6 +262,8 @@ def makes_a_layer(model, x):
     [
         (takes_memory, "set_ gives a tensor the memory of another one"),
         (takes_a_storage, "set_ gives a tensor the memory of another one"),
+        (compares_addresses, "the address of a tensor's memory"),
+        (leaves_for_numpy, "given to a function that is not PyTorch's"),
         (resizes, "resized in place"),
         (resizes_to_another, "resized in place"),
         (copies_a_result, "x.detach().clone()"),

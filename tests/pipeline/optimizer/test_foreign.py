@@ -345,7 +345,58 @@ class NoWarmUp(Own):
         p.sub_(p.grad, alpha=group["lr"] * share)
 
 
+class ChangesNumbersLater(Own):
+    """Numbers of a group, of the optimizer and of a parameter stay as they are in three steps."""
+
+    def step(self, closure: None = None) -> None:
+        (group,) = self.param_groups
+        group["count"] = group.get("count", 0) + 1
+        group.setdefault("share", 1.0)
+        if group["count"] == 4:
+            self.scale = 0.25
+            group["share"], group["lr"] = 0.5 * group["share"], 3 * group["lr"]
+        super().step()
+
+    def update(self, p, state, group):
+        p.sub_(p.grad, alpha=group["lr"] * self.scale * group["share"])
+
+
+class RestartsLater(Own):
+    def update(self, p, state, group):
+        if not state:
+            state.update(count=0, restart=0)
+        state["count"] += 1
+        if state["count"] == 3:
+            state["restart"] = state["count"]
+        p.sub_(p.grad, alpha=group["lr"] / (1 + state["count"] - state["restart"]))
+
+
+class DividesByFirstNorm(Own):
+    """As D-Adaptation of gradient descent: a number of the first gradients, which later steps only read."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        (group,) = self.param_groups
+        count = group.setdefault("count", 0)
+        if count == 0:
+            group["first"] = sum((p.grad**2).sum() for p in group["params"]).sqrt().reshape(1).item()
+        group["count"] = count + 1
+        for p in group["params"]:
+            p.sub_(p.grad, alpha=group["lr"] / group["first"])
+
+
+class KeepsFirstNorms(Own):
+    def update(self, p, state, group):
+        if not state:
+            state["first"] = float(p.grad.norm())
+        p.sub_(p.grad / state["first"], alpha=group["lr"])
+
+
 OPTIMIZERS = [
+    ChangesNumbersLater,
+    RestartsLater,
+    DividesByFirstNorm,
+    KeepsFirstNorms,
     KeepsObjects,
     RemembersNorm,
     OtherRuleAtZeroLater,
@@ -445,7 +496,17 @@ def trained(makes: Sequence[Callable[..., torch.optim.Optimizer]], folder: Path,
 
 
 # Each way through one of their steps is compiled, so in one step with others they would have too many ways.
-ALONE = [WarmsUp, DecidesOnGradients, DecidesForEachParameter, OtherRuleAtZero, RemembersNorm, NoWarmUp]
+ALONE = [
+    ChangesNumbersLater,
+    RestartsLater,
+    DividesByFirstNorm,
+    WarmsUp,
+    DecidesOnGradients,
+    DecidesForEachParameter,
+    OtherRuleAtZero,
+    RemembersNorm,
+    NoWarmUp,
+]
 STARTED = [StartsAsGradient, Counted, OfGroup, Nested]
 
 
@@ -505,6 +566,22 @@ class Toggles(Own):
     def update(self, p, state, group):
         state["is_odd"] = not state.get("is_odd", False)
         p.sub_(p.grad, alpha=group["lr"] if state["is_odd"] else 0.0)
+
+
+class TogglesLater(Own):
+    def update(self, p, state, group):
+        p.sub_(p.grad, alpha=group["lr"] if state.setdefault("is_cold", True) else 2 * group["lr"])
+        state["count"] = state.get("count", 0) + 1
+        if state["count"] == 5:
+            state["is_cold"] = False
+
+
+class GrowsLater(Own):
+    def update(self, p, state, group):
+        state["count"] = state.get("count", 0) + 1
+        p.sub_(p.grad + state.get("kept", 0.0), alpha=group["lr"])
+        if state["count"] == 5:
+            state["kept"] = p.grad.clone()
 
 
 class InTheEigenbasis(Own):
@@ -571,6 +648,8 @@ class KeyedByAddress(Own):
     [
         (Grows, "layout of its state"),
         (Toggles, "changes .*is_odd from step to step"),
+        (TogglesLater, "changes .*is_cold from step to step"),
+        (GrowsLater, "layout of its state from step to step, at optimizer/kept/"),
         (KeepsCircles, "keeps a tensor in an object of type Circle"),
         (KeyedByParameter, r"test_foreign.py.*\n.*KeyedByParameter keeps self.means.<a parameter> under"),
         (Wraps, "Wraps wraps another optimizer, self.inner"),

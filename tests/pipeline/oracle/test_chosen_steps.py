@@ -137,6 +137,21 @@ def test_a_choice_that_eager_does_not_survive_is_skipped_with_the_reason() -> No
     assert chosen.skipped[0].startswith("all of x 0.0: eager gives NaN or infinity, in ")
 
 
+def test_a_choice_at_which_eager_breaks_a_parameter_is_skipped() -> None:
+    """The gradients are compared there, and not what the update makes of them; but it must stay finite."""
+
+    class Normalised(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad / p.grad.norm(), alpha=self.param_groups[0]["lr"])
+
+    model = nn.Linear(4, 3)
+    step = step_of(model, Normalised(model.parameters(), {"lr": 0.1}))
+    skipped = chosen_steps(capture(step), driver.step_graph(step)).skipped
+    assert skipped == ("all of x 0.0: eager gives NaN or infinity, in state/1/weight",)
+
+
 def test_a_parameter_that_eager_moves_at_a_learning_rate_of_zero_may_move() -> None:
     step = dense()
 

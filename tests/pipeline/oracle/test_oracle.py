@@ -14,7 +14,8 @@ import irongrad as ig
 from irongrad.frontends.compile_function import flat_function, golden_runs_of_function, trace_function
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline import package
-from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.capture.capture import CapturedStep, capture
+from irongrad.pipeline.driver import step_graph
 from irongrad.pipeline.oracle import chosen_steps, expected_values, oracle
 from irongrad.pipeline.oracle.eager_loss_scale import Skips
 from irongrad.pipeline.oracle.eager_run import half_of_the_threads, run_eager
@@ -108,6 +109,48 @@ def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, mon
     monkeypatch.setattr(package, "why_not", lambda *arguments: "it is for another machine")
     assert not compiled().reports
     assert seeds == [*range(NOISY_RUNS), None]
+
+
+def runs_of(step: ig.TrainStep) -> list[Golden]:
+    return list(oracle.golden_runs(capture(step), step_graph(step), 1))
+
+
+def test_noise_reaches_attention_over_padded_rows() -> None:
+    """PyTorch's fast path in evaluation makes nested tensors, to which no noise can be added."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+
+        def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
+            return self.encoder(x, src_key_padding_mask=padded)
+
+    model = Encoder()
+    padded = torch.tensor([[False, False, True], [False, False, False]])
+    inputs = {"x": torch.randn(2, 3, 4), "padded": padded, "y": torch.randn(2, 3, 4)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    runs = runs_of(step)
+    assert len(runs) == NOISY_RUNS + 1
+    assert max(runs[-1].allowed.values()) < 1e-4
+
+
+def test_training_has_noise_where_evaluation_refuses_it() -> None:
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = super().forward(x)
+            if not self.training:
+                h = h + nn.functional.binary_cross_entropy((x * 0 + 20).sigmoid(), torch.ones_like(x))
+            return h
+
+    model = Model(3, 3)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    (golden,) = runs_of(step)  # evaluation has a value in the run without noise alone
+    plain = oracle.Spread(oracle.Values(golden.expected))
+    run_eager(capture(step), step_graph(step), None, 1, None, plain.record)
+    assert golden.allowed["gradient/0/weight"] > 2 * plain.allowed("gradient/0/weight")
 
 
 def test_noise_may_move_values_out_of_the_domain_of_an_operator() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -21,6 +23,27 @@ def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) ->
         off = (noisy - 1) / EPS
         assert float(off.abs().max() if off.numel() else 0) <= NOISE_ULPS
         assert (off != 0).double().mean() > 0.8 or off.numel() < 2
+
+
+@pytest.mark.parametrize(
+    "normalised",
+    [
+        lambda x: torch.nn.functional.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+        lambda x: torch.nn.functional.layer_norm(x, x.shape),
+        lambda x: torch.nn.functional.group_norm(x, 1),
+    ],
+)
+def test_a_normalisation_of_equal_values_has_the_noise_of_its_mean(
+    normalised: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """It is zero but for the rounding of a mean, which is the same for all values and does not cancel in later sums."""
+    x = torch.full((4, 3, 10), 0.3)
+    means = []
+    for seed in range(6):
+        with RoundingNoise(seed):
+            noisy = normalised(x)
+        means.append(abs(float(noisy[:, 0].double().mean())))
+    assert 0.1 * EPS < max(means) * 1e-5**0.5 < NOISE_ULPS * EPS
 
 
 def test_noise_leaves_exact_results_alone() -> None:
