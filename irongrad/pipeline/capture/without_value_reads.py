@@ -249,6 +249,20 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+def _of_byte_classes(loss: Callable[..., Tensor]) -> None:
+    """Let `loss` take classes of dtype uint8: eager does, but what PyTorch traces it as gathers by wider integers."""
+
+    @_replaces(loss)
+    def replaced(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if target.dtype is not torch.uint8:
+            return NotImplemented
+        return loss(input, target.long(), *args, **kwargs)
+
+
+_of_byte_classes(functional.cross_entropy)
+_of_byte_classes(functional.nll_loss)
+
+
 @_replaces(functional.gaussian_nll_loss)
 def _gaussian_nll_loss(
     input: Tensor,

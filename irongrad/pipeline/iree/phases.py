@@ -25,6 +25,7 @@ from irongrad.passes.module.hoist_lookups import HoistLookups
 from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
+from irongrad.passes.module.keep_indices_apart import KeepIndicesApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
@@ -67,7 +68,7 @@ INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowInteger
 GLOBAL_OPTIMIZATION = Phase(
     "global-optimization",
     "iree-compile; the last phase of linalg on tensors",
-    (MatmulKernels, FuseElementwise, KeepProductsApart, KeepReductionsApart, KeepSlicesApart),
+    (MatmulKernels, FuseElementwise, KeepProductsApart, KeepReductionsApart, KeepSlicesApart, KeepIndicesApart),
 )
 FLOW = Phase(
     "flow",

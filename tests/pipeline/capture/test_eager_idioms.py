@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 
 import irongrad as ig
 from irongrad.pipeline.capture.capture import capture
@@ -78,6 +78,11 @@ def selects_by_bytes(model, x):
     return h + h[(x[:, 0] > 0).byte()].mean()
 
 
+def classes_of_bytes(model, x):
+    h, classes = model.layer(x), torch.arange(8, dtype=torch.uint8) % 4
+    return h + cross_entropy(h, classes) + nll_loss(h.log_softmax(1), classes, reduction="sum")
+
+
 def asserts(model, x):
     torch._assert_async((x > -100).all())
     torch._assert_async((x < 100).all(), "too large")
@@ -103,6 +108,7 @@ BODIES = [
     copies_a_tensor,
     chooses_by_bytes,
     selects_by_bytes,
+    classes_of_bytes,
     asserts,
     detaches_in_place,
     resizes_to_its_own_shape,
