@@ -13,10 +13,10 @@ from irongrad.runtime.manifest import LayoutSpec
 def layouts_of(model: nn.Module) -> dict[str, LayoutSpec]:
     """Return every form that `model` has, by name: `torch`, `huggingface` and `peft`."""
     made = {"torch": LayoutSpec({name: name for name in _state_dict_names(model)})}
-    adapters = _outermost(model, "peft", "PeftModel")
+    adapters = outermost(model, "peft", "PeftModel")
     if len(adapters) == 1:
         made |= _peft(*adapters[0])
-    pretrained = _outermost(model, "transformers", "PreTrainedModel")
+    pretrained = outermost(model, "transformers", "PreTrainedModel")
     if len(pretrained) == 1 and not adapters:
         made["huggingface"] = _huggingface(*pretrained[0])
     return made
@@ -33,7 +33,7 @@ def _state_dict_names(model: nn.Module) -> list[str]:
     return [name for name, _ in named if name not in transient]
 
 
-def _outermost(model: nn.Module, package: str, name: str) -> list[tuple[str, Any]]:
+def outermost(model: nn.Module, package: str, name: str) -> list[tuple[str, Any]]:
     """The modules of a class of a package, with their paths, but none inside another; the package is not imported."""
     found: list[tuple[str, Any]] = []
     for path, module in model.named_modules():
