@@ -12,7 +12,7 @@ from irongrad.export.layouts import FORMS, export
 from irongrad.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from irongrad.step.train_step import TrainStep
+    from irongrad.frontends.trained_step import TrainedStep
 
 # The forms that are made from the model's code.
 _OF_CODE = ("onnx", "inference")
@@ -76,7 +76,11 @@ def command(
     if source is None:
         files, compared = export(directory, form, output, checkpoint), True
     else:
-        files, compared = _of_code(source, directory, form, output, checkpoint, merge, targets)
+        from irongrad.cli.compile import load_one_step
+        from irongrad.frontends.trained_step import TrainedStep
+
+        trained = TrainedStep(load_one_step(source, None), source, directory, checkpoint, merge)
+        files, compared = _of_code(trained, form, output, targets)
     if not compared:
         error_console.print(
             f"warning: the code of {source} was not compared with {directory}, which has no predict, or no target that "
@@ -105,28 +109,13 @@ def _refuse_useless(form: str, source: str | None, merge: bool, targets: tuple[s
             raise UserError(f"{option} is for --to {' and --to '.join(forms)}")
 
 
-def _of_code(
-    source: str,
-    directory: Path,
-    form: str,
-    output: Path,
-    checkpoint: Path | None,
-    merge: bool,
-    targets: tuple[str, ...],
-) -> tuple[list[Path], bool]:
-    """Export the model of the step in `source`; return the files, and whether the artifact predicts the same."""
-    step = _step(source)
+def _of_code(trained: TrainedStep, form: str, output: Path, targets: tuple[str, ...]) -> tuple[list[Path], bool]:
+    """Export the model of a step; return the files, and whether the artifact predicts the same."""
     if form == "onnx":
         from irongrad.frontends.export_onnx import export_onnx
 
-        return export_onnx(step, source, directory, output, checkpoint, merge=merge)
+        return export_onnx(trained, output)
     from irongrad.frontends.export_inference import export_inference
 
-    compared = export_inference(step, source, directory, output, checkpoint, merge=merge, targets=targets)
+    compared = export_inference(trained, output, targets)
     return sorted(output.iterdir()), compared
-
-
-def _step(source: str) -> TrainStep:
-    from irongrad.cli.compile import load_one_step
-
-    return load_one_step(source, None)

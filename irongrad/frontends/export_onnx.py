@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from irongrad.frontends.trained_step import check_artifact, differences, expected_predictions, load_trained, merged
+from irongrad.frontends.trained_step import TrainedStep, differences, expected_predictions
 from irongrad.pipeline.capture.modes import in_evaluation
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import Golden
@@ -24,42 +24,29 @@ from irongrad.step.train_step import TrainStep, call_of
 _PREDICTED = "predict/0/"
 
 
-def export_onnx(
-    step: TrainStep,
-    source: str,
-    directory: Path,
-    output: Path,
-    checkpoint: Path | None = None,
-    *,
-    merge: bool = False,
-) -> tuple[list[Path], bool]:
+def export_onnx(trained: TrainedStep, output: Path) -> tuple[list[Path], bool]:
     """Write the trained model in evaluation mode as an ONNX file, by `torch.onnx.export`.
 
     Its inputs and outputs have the names of those of `predict`. Dimensions that vary in the step vary in the file. Of a
     model that is too large for one file, the weights are in `NAME.data` beside it.
 
     Args:
-        step: the step from which the artifact was compiled; its objects get the trained state.
-        source: where it comes from, for messages.
-        directory: the artifact.
+        trained: the step, and where its state is.
         output: the file.
-        checkpoint: the state to take; the artifact's initial state by default.
-        merge: whether to add the adapters of PEFT to the weights that they change.
 
     Returns:
-        The files, and whether the predictions were compared with those of the artifact; see `check_artifact`.
+        The files, and whether the predictions were compared with those of the artifact; see `TrainedStep.check`.
 
     Raises:
-        ArtifactError: the artifact or the checkpoint is missing, damaged, or of another model.
+        ArtifactError: as `TrainedStep.loaded`.
         ToolchainError: PyTorch's exporter or ONNX Runtime refuses the model.
-        UserError: a package is missing, the step has no single model, or no adapter to merge.
+        UserError: as `TrainedStep.loaded`; or a package is missing.
         VerificationError: ONNX Runtime predicts something else than eager float64, or the artifact does.
     """
     runtime = _onnx_runtime()
-    load_trained(step, directory, checkpoint)
-    step = merged(step) if merge else step
+    step = trained.loaded()
     golden = expected_predictions(step)
-    compared = check_artifact(directory, checkpoint, golden, source)
+    compared = trained.check(golden)
     output.parent.mkdir(parents=True, exist_ok=True)
     with held_directory(output, ".onnx") as scratch:
         _write(step, golden, scratch / output.name)

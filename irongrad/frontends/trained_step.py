@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,6 @@ from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import UserError, VerificationError
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.initial_state import state_of
-from irongrad.runtime.manifest import Manifest
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.session import load
@@ -29,36 +27,71 @@ from irongrad.step.layouts import outermost
 from irongrad.step.train_step import TrainStep
 
 
-def load_trained(step: TrainStep, directory: Path, checkpoint: Path | None) -> None:
-    """Give the objects of a step the state of the artifact that was compiled from it.
+@dataclass(frozen=True)
+class TrainedStep:
+    """A step, and the state that an artifact which was compiled from it came to.
 
-    Args:
-        step: the step.
+    Attributes:
+        step: the step; its objects get the state.
+        source: where it comes from, for messages.
         directory: the artifact.
         checkpoint: the state to take; the artifact's initial state by default.
-
-    Raises:
-        ArtifactError: the artifact or the checkpoint is missing, damaged, or of another model.
-        UserError: the artifact has several steps, or comes from no PyTorch model.
+        merge: whether to add the adapters of PEFT to the weights that they change.
     """
-    manifest = read_manifest(directory)
-    if "torch" not in manifest.layouts:
-        raise UserError(f"{directory} has several steps, or comes from no PyTorch model; this export needs one model")
-    state = state_of(manifest, directory)
-    if checkpoint is not None:
-        state |= checkpoints.read(checkpoint, manifest)
-    with scratch_directory() as scratch:
-        whole = scratch / "whole.safetensors"
-        checkpoints.write(whole, state, manifest, finite=True)
-        load_checkpoint(whole, step)
+
+    step: TrainStep
+    source: str
+    directory: Path
+    checkpoint: Path | None = None
+    merge: bool = False
+
+    def loaded(self) -> TrainStep:
+        """Load the state; return the step with it, without adapters if they are to be merged.
+
+        Raises:
+            ArtifactError: the artifact or the checkpoint is missing, damaged, or of another model.
+            UserError: the artifact has several steps, or comes from no PyTorch model; or there is no adapter to merge.
+        """
+        manifest = read_manifest(self.directory)
+        if "torch" not in manifest.layouts:
+            raise UserError(
+                f"{self.directory} has several steps, or comes from no PyTorch model; this export needs one model"
+            )
+        state = state_of(manifest, self.directory)
+        if self.checkpoint is not None:
+            state |= checkpoints.read(self.checkpoint, manifest)
+        with scratch_directory() as scratch:
+            whole = scratch / "whole.safetensors"
+            checkpoints.write(whole, state, manifest, finite=True)
+            load_checkpoint(whole, self.step)
+        return _merged(self.step) if self.merge else self.step
+
+    def check(self, golden: Golden) -> bool:
+        """Compare the predictions of the artifact with those of the step's model.
+
+        Returns:
+            Whether they were compared: the artifact has `predict`, and a target that runs on this machine.
+
+        Raises:
+            VerificationError: they differ, so the code has changed since the artifact was compiled.
+        """
+        manifest = read_manifest(self.directory)
+        target = next((t.name for t in manifest.targets if is_local(t.device)), None)
+        entry = manifest.entry_point("predict")
+        if target is None or entry is None:
+            return False
+        with load(self.directory, target=target, checkpoint=self.checkpoint) as session:
+            outputs = session.call("predict", golden.inputs_of(entry))
+        if wrong := differences(golden, {s.name: a for s, a in zip(entry.outputs, outputs, strict=True)}):
+            raise VerificationError(
+                f"the model of {self.source} predicts something else than {self.directory}, so nothing was written: "
+                f"{wrong}. Was its code changed since the artifact was compiled?"
+            )
+        return True
 
 
-def merged(step: TrainStep) -> TrainStep:
-    """Return the step with the adapters of PEFT added to the weights that they change; its model changes in place.
-
-    Raises:
-        UserError: the model has no adapter, or one that PEFT cannot merge.
-    """
+def _merged(step: TrainStep) -> TrainStep:
+    """The step with the adapters of PEFT added to the weights that they change; its model changes in place."""
     adapters = outermost(step.model, "peft", "PeftModel")
     if not adapters:
         raise UserError("--merge adds an adapter of PEFT to the weights, and the model has none: leave it out")
@@ -81,36 +114,6 @@ def expected_predictions(step: TrainStep) -> Golden:
     """
     captured = capture(step, ("predict",))
     return Expected(golden_runs(captured, front(captured, plainly), 0)).widest()
-
-
-def check_artifact(directory: Path, checkpoint: Path | None, golden: Golden, source: str) -> bool:
-    """Compare the predictions of an artifact with those of the model in `source`.
-
-    Returns:
-        Whether they were compared: the artifact has `predict`, and a target that runs on this machine.
-
-    Raises:
-        VerificationError: they differ, so the code has changed since the artifact was compiled.
-    """
-    manifest = read_manifest(directory)
-    target = next((t.name for t in manifest.targets if is_local(t.device)), None)
-    if target is None or manifest.entry_point("predict") is None:
-        return False
-    with load(directory, target=target, checkpoint=checkpoint) as session:
-        found = predictions(session.call("predict", golden.inputs_of(session.entry("predict"))), manifest)
-    if wrong := differences(golden, found):
-        raise VerificationError(
-            f"the model of {source} predicts something else than {directory}, so nothing was written: {wrong}. Was its "
-            "code changed since the artifact was compiled?"
-        )
-    return True
-
-
-def predictions(outputs: Any, manifest: Manifest) -> dict[str, Array]:
-    """Return the outputs of `predict` by name."""
-    entry = manifest.entry_point("predict")
-    assert entry is not None
-    return dict(zip([s.name for s in entry.outputs], outputs, strict=True))
 
 
 def differences(golden: Golden, found: Mapping[str, Array]) -> str:

@@ -392,6 +392,19 @@ def test_settings_without_meaning_are_refused(make: Callable[[], Any], message: 
         make()
 
 
+def test_whole_numbers_of_numpy_are_taken(new: Callable[[], Session], arrays: dict[str, Any], tmp_path: Path) -> None:
+    """They come from arithmetic with lengths and shapes."""
+    path, log = tmp_path / "net.safetensors", tmp_path / "log.jsonl"
+    with JsonLines(log) as lines:
+        result = train(
+            new(), Arrays(arrays, np.int64(6), accumulate=np.int64(2), seed=np.int64(1)), steps=np.int64(5),
+            prefetch=np.int64(1), checkpoints=Checkpoints(path, every=np.int64(2), last=np.int64(1)), callbacks=[lines],
+        )  # fmt: skip
+    assert result.step == 5
+    assert json.loads(log.read_text().splitlines()[0])["last"] == 5
+    assert restore(new(), path).order == {"seed": 1, "samples": 120, "batch": 6, "accumulate": 2, "offset": 0}
+
+
 def test_ragged_samples_need_a_collate_function(new: Callable[[], Session]) -> None:
     ragged = [{"x": np.zeros(n, np.float32)} for n in range(6)]
     with pytest.raises(GuardError, match="x: the samples of a batch differ"):
