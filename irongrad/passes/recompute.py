@@ -28,6 +28,7 @@ from irongrad.graph.nodes import call
 from irongrad.memory_model.fusion import kernels
 from irongrad.memory_model.kernel_roles import CASTS, is_constant, is_root, is_view, source
 from irongrad.memory_model.written_views import CONTRACTIONS
+from irongrad.sizes.symbols import has_symbols
 
 aten = torch.ops.aten
 
@@ -90,7 +91,9 @@ class _Recomputation:
     copies: dict[Node, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._grouping = kernels(self.graph, packed=self.packed)
+        # The model of kernels compares sizes, so it takes no graph of any size.
+        any_size = any(has_symbols(n.meta.get("val")) for n in self.graph.nodes)
+        self._grouping = None if any_size else kernels(self.graph, packed=self.packed)
         self._late: Node | None = None
         self._copy_of: dict[_Key, Node] = {}
         self._stage: dict[Node, Node] = {}
@@ -99,9 +102,10 @@ class _Recomputation:
     def note_computed(self, node: Node) -> None:
         """Record that `node` is computed from here on, so that operands can be tied to it.
 
-        A half-precision value is only used if there is no wider one.
+        A half-precision value is only used if there is no wider one, and a value whose size varies is not used.
         """
-        stored = node in self._grouping.leader and self._grouping.is_stored(node)
+        found = self._grouping
+        stored = is_root(node) if found is None else node in found.leader and found.is_stored(node)
         serves = stored and _is_float(node) and not is_cast(node)
         if serves and (_is_wide(node) or self._late is None or not _is_wide(self._late)):
             self._late = node
@@ -228,7 +232,8 @@ def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, *
 
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return is_float and not has_symbols(value) and value.numel() > 0
 
 
 def is_cast(node: Node) -> bool:

@@ -23,14 +23,14 @@ ROWS, SIZE, LAYERS = 16, 256, 4
 class Adapted(nn.Module):
     """A table and layers that are frozen, with a low-rank adapter beside each layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = SIZE, layers: int = LAYERS) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = nn.Embedding(32, SIZE)
-        self.base = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(LAYERS))
+        self.table = nn.Embedding(32, size)
+        self.base = nn.ModuleList(nn.Linear(size, size) for _ in range(layers))
         self.requires_grad_(requires_grad=False)
-        self.down = nn.ModuleList(nn.Linear(SIZE, 4, bias=False) for _ in range(LAYERS))
-        self.up = nn.ModuleList(nn.Linear(4, SIZE, bias=False) for _ in range(LAYERS))
+        self.down = nn.ModuleList(nn.Linear(size, 4, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(4, size, bias=False) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.table(x)
@@ -149,3 +149,16 @@ def test_in_half_precision(tmp_path: Path) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     step = ig.TrainStep(model, F.mse_loss, torch.optim.SGD(trained, lr=0.5), inputs(), precision="bf16")
     ig.compile(step, tmp_path / "net")  # and verifies it
+
+
+def test_with_a_batch_of_any_size(tmp_path: Path) -> None:
+    """The backward of functions of any size dequantises again, too."""
+    model = ig.quantize(Adapted(64, 2), "int4")
+    example = {"x": torch.randint(0, 32, (ROWS,)), "y": torch.randn(ROWS, 64)}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    step = ig.TrainStep(model, F.mse_loss, optimizer, example, dynamic={"x": {0: "B"}, "y": {0: "B"}})
+    expected = F.mse_loss(model(example["x"][:5]), example["y"][:5]).item()
+    ig.compile(step, tmp_path / "net", entry_points=["train_step"])  # and verifies it
+    with load(tmp_path / "net") as session:
+        loss = session.train_step(**{name: tensor[:5].numpy() for name, tensor in example.items()})
+    assert loss == pytest.approx(expected, rel=1e-5)

@@ -10,15 +10,16 @@ from torch.fx import Graph, GraphModule, Node
 from irongrad.graph.step_graph import base_name
 from irongrad.memory_model.kernel_roles import bytes_of, inputs_of, is_constant, is_pointwise, is_view
 from irongrad.memory_model.packed_operands import packs
-from irongrad.passes.base import Context, PassResult
+from irongrad.passes.base import Context, OfAnySize, PassResult
 from irongrad.passes.recompute import is_backward, is_forward, recompute
+from irongrad.sizes.symbols import has_symbols
 
 # The fewest bytes that a recomputed tensor takes more than what it is computed from.
 _LEAST = 1 << 14
 
 
 @dataclass(frozen=True)
-class RecomputeDequantised:
+class RecomputeDequantised(OfAnySize):
     """Compute wide weights from quantised ones again in the backward, instead of keeping them for it.
 
     Before:
@@ -61,7 +62,7 @@ def _dequantised(graph: Graph, state: set[Node]) -> set[Node]:
         operands = [n for n in inputs_of(node) if not is_constant(n)]
         if all(n in reads for n in operands):
             reads[node] = frozenset().union(*(reads[n] for n in operands))
-            if bytes_of(node) - sum(map(bytes_of, reads[node])) >= _LEAST:
+            if not has_symbols(node.meta["val"]) and bytes_of(node) - sum(map(bytes_of, reads[node])) >= _LEAST:
                 found.add(node)
     return found
 

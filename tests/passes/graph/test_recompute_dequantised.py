@@ -17,6 +17,7 @@ from irongrad.memory_model.kernel_roles import bytes_of, sources
 from irongrad.passes import parse_passes, run_passes
 from irongrad.passes.recompute import is_backward, is_forward, is_recomputed
 from irongrad.pipeline.driver import step_graph
+from irongrad.sizes.symbols import has_symbols
 
 SIZE = 128
 
@@ -113,3 +114,16 @@ def test_a_budget_of_memory_still_holds() -> None:
     graph = joint_after(step, "simplify,cse,recompute-dequantised,rematerialise{max_memory=60%},dce")
     assert any(is_recomputed(n, "rematerialise") for n in graph.graph.nodes)
     assert not list(wide_kept(graph))
+
+
+def test_a_graph_of_any_size() -> None:
+    model = ig.quantize(nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Linear(SIZE, SIZE)), "int4")
+    inputs = {"x": torch.randn(4, SIZE), "y": torch.randn(4, SIZE)}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    step = ig.TrainStep(model, F.mse_loss, optimizer, inputs, dynamic={"x": {0: "B"}, "y": {0: "B"}})
+    function = run_passes(step_graph(step), parse_passes("simplify,cse,recompute-dequantised,dce")).functions["joint"]
+    assert function.of_any_size
+    assert any(map(is_recomputed, function.graph.graph.nodes))
+    static = [n for n in function.graph.graph.nodes if not has_symbols(n.meta.get("val"))]
+    read = {s for n in static if is_backward(n) for a in n.all_input_nodes for s in sources(a)}
+    assert not [n for n in read if is_forward(n) and n in static and bytes_of(n) >= 4 * SIZE * SIZE]
