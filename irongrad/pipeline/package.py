@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from iree import runtime as ireert
 
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
@@ -47,6 +46,7 @@ from irongrad.runtime.manifest import (
     golden_file,
 )
 from irongrad.runtime.manifest_file import file_spec, write_manifest
+from irongrad.runtime.parameter_archive import write_archive
 from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report, combined
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
@@ -239,18 +239,9 @@ def _skips_differ(bad: Sequence[Comparison]) -> bool:
 
 
 def write_state(module: AssembledModule, scratch: Path) -> Path:
-    """Write the initial state as an IREE parameter archive, and return the file.
-
-    The archive has no splat entries, although zeros would take no space in them. In IREE 3.13.0, loading a splat entry
-    races on local-task ("transient buffer has not been committed", in about one start of iree-run-module in ten).
-    tests/runtime/test_iree_bugs.py tells when it no longer does.
-    """
-    index = ireert.ParameterIndex()
-    for tensor in module.graph.state:
-        index.add_buffer(tensor.name, _bytes_of(tensor.initial))
+    """Write the initial state as an IREE parameter archive, and return the file."""
     path = scratch / INITIAL_STATE
-    index.create_archive_file(str(path))
-    path.chmod(0o644)  # IREE creates the file without read permission for others
+    write_archive(path, {tensor.name: _bytes_of(tensor.initial) for tensor in module.graph.state})
     return path
 
 

@@ -238,11 +238,7 @@ def _compare(
         )
 
 
-def from_index(index: Any, manifest: Manifest) -> dict[str, Array]:
-    """Read the state from an IREE parameter index (`iree.runtime.ParameterIndex`)."""
-    entries = dict(index.items())
-    arrays = [
-        np.frombuffer(entries[spec.name].file_view, numpy_dtype(spec.dtype)).reshape(spec.shape).copy()
-        for spec in manifest.state
-    ]
+def from_bytes(raw: Mapping[str, Array], manifest: Manifest) -> dict[str, Array]:
+    """Return the state from the bytes of its tensors, as copies."""
+    arrays = [raw[s.name].view(numpy_dtype(s.dtype)).reshape(s.shape).copy() for s in manifest.state]
     return under_all_names(arrays, manifest)

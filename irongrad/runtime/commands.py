@@ -72,7 +72,7 @@ def run_module(
         *([WORKER_STACK] if uri.startswith("local-task") else []),
         f"--module={directory / chosen.file}",
         # Without preloading, IREE 3.13.0 reads the file while the process runs. Then local-task hangs at exit (once in
-        # 25 runs of an entry point without results), and splats do not load.
+        # 25 runs of an entry point without results).
         "--parameter_mode=preload",
         *(f"--parameters={SCOPE}={file}" for file in _states(manifest, directory, state)),
         f"--function={point.symbol}",

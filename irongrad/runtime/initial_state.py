@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import iree.runtime as ireert
-
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.checkpoint import from_index
+from irongrad.runtime.checkpoint import from_bytes
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import INITIAL_STATE, Manifest
 from irongrad.runtime.manifest_file import read_manifest
+from irongrad.runtime.parameter_archive import read_archive
 
 
 def initial_state(directory: Path) -> dict[str, Array]:
@@ -29,6 +28,4 @@ def state_of(manifest: Manifest, directory: Path) -> dict[str, Array]:
         ArtifactError: its file is missing or damaged.
     """
     check_files(manifest, directory, (INITIAL_STATE,))
-    index = ireert.ParameterIndex()
-    index.load(str(directory / INITIAL_STATE))
-    return from_index(index, manifest)
+    return from_bytes(read_archive(directory / INITIAL_STATE), manifest)

@@ -27,7 +27,7 @@ def compile_file(flags: Sequence[str], source: Path, output: Path) -> None:
     _finished("iree-compile", [*flags, str(source), "-o", str(output)], flags, source)
 
 
-def transform_file(passes: str, flags: Sequence[str], source: Path, output: Path) -> str:
+def transform_file(passes: str, flags: Sequence[str], source: Path, output: Path, *own: str) -> str:
     """Run IREE's `passes` on the module in `source` with iree-opt.
 
     Args:
@@ -35,6 +35,7 @@ def transform_file(passes: str, flags: Sequence[str], source: Path, output: Path
         flags: the flags of iree-compile; iree-opt accepts only `WITHOUT_THREADS` of them.
         source: the file of the module.
         output: the file to write.
+        own: further flags of iree-opt.
 
     Returns:
         The output of the passes.
@@ -45,7 +46,7 @@ def transform_file(passes: str, flags: Sequence[str], source: Path, output: Path
     """
     pipeline = f"--pass-pipeline=builtin.module({passes})"
     threads = [flag for flag in flags if flag == WITHOUT_THREADS]
-    arguments = [pipeline, *threads, "--emit-bytecode", str(source), "-o", str(output)]
+    arguments = [pipeline, *threads, *own, "--emit-bytecode", str(source), "-o", str(output)]
     return _finished("iree-opt", arguments, flags, source)
 
 
