@@ -26,6 +26,7 @@ from tests.fixtures.step_copies import twin_of
 pytest_plugins = (
     "tests.fixtures.compiled_steps",
     "tests.fixtures.long_files_first",
+    "tests.fixtures.ranks",
     "tests.fixtures.rewritten_graphs",
 )
 

@@ -81,7 +81,8 @@ def main() -> None:
                 error.show()
             sys.exit(error.exit_code)
         except IronGradError as error:
-            _report(error)
+            if str(error):  # another rank says it
+                _report(error)
             sys.exit(error.exit_code)
         except Exception as error:
             # An interrupt inside an import or a callback of a library comes out as another error: a RecursionError of

@@ -18,8 +18,10 @@ from irongrad.cli.common import (
     target_option,
     trusted_option,
 )
-from irongrad.cli.train_plan import Asked, Plan, planned
+from irongrad.cli.ranks import on_all, world
+from irongrad.cli.train_plan import Asked, Plan, planned, quiet
 from irongrad.cli.train_progress import Display
+from irongrad.distributed.sync_text import FORMS
 from irongrad.runtime.nonfinite import CHOICES
 from irongrad.training.events import Callback, EpochEnded, Evaluated, JsonLines
 from irongrad.training.loop import Result, train
@@ -99,6 +101,7 @@ Example:
     metavar="DECAY",
     help="Average the parameters, as with 0.999. Evaluates the averages, and saves them as NAME.ema.SUFFIX.",
 )
+@click.option("--sync", metavar="HOW", help=f"Train with the other ranks that mpirun started: {FORMS}.")
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -127,14 +130,23 @@ def command(**given: Any) -> int:
     SIGTERM ends training after the running step: the checkpoint is written, and the exit code is 143.
     """
     asked = Asked(**given)
-    plan = planned(asked)
-    if plan.factor > 1 and not asked.as_json:
+    if asked.sync is None:
+        return _run(asked, planned(asked))
+    ranks = world()
+    plan = on_all(ranks, lambda: planned(asked, ranks))
+    return _run(asked if ranks.rank == 0 else quiet(asked), plan, says=ranks.rank == 0)
+
+
+def _run(asked: Asked, plan: Plan, *, says: bool = True) -> int:
+    """Train, and report it; of several ranks, the first says something."""
+    if plan.factor > 1 and says and not asked.as_json:
         console.print(
             f"each step accumulates {plan.factor} batches of {plan.batch}; BatchNorm sees {plan.batch} at a time"
         )
     with ExitStack() as opened:
         result = _trained(plan, asked, _callbacks(asked, plan, opened))
-    _report(result, asked.checkpoint, asked.eval_every, asked.as_json)
+    if says:
+        _report(result, asked.checkpoint, asked.eval_every, asked.as_json)
     return _STOPPED if result.reason == SIGTERM else 0
 
 
@@ -164,6 +176,7 @@ def _trained(plan: Plan, asked: Asked, callbacks: list[Callback]) -> Result:
         evaluation=plan.evaluation,
         checkpoints=plan.checkpoints,
         start=plan.start,
+        sync=plan.sync,
         callbacks=callbacks,
     )
 

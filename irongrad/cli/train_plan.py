@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from irongrad.cli.common import error_console, numbers, refuse_unwritable
+from irongrad.distributed.gradients import Gradients
+from irongrad.distributed.local_steps import LocalSteps
+from irongrad.distributed.sync_text import sync_of
 from irongrad.runtime import Session, load
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.nonfinite import OnNonFinite
+from irongrad.runtime.ranks.communicator import Communicator
 from irongrad.runtime.selection import is_verified
 from irongrad.training.evaluation import Evaluation, InOrder
 from irongrad.training.inputs import read_arrays, training_entry
@@ -24,6 +28,7 @@ from irongrad.training.schedule_text import schedule_of
 from irongrad.training.schedules import Schedule, rates_of
 from irongrad.training.shards import Shards, map_shards, matching
 from irongrad.training.sources import Arrays, Source
+from irongrad.training.sync import dealt
 
 # The batch of a step that takes any number of samples, if no size is asked for.
 _USUAL_BATCH = 32
@@ -60,6 +65,7 @@ class Asked:
     trackio: str | None
     prefetch: int
     ema: float | None
+    sync: str | None
     seed: int | None
     on_nonfinite: OnNonFinite
     strict: bool
@@ -85,6 +91,7 @@ class Plan:
         evaluation: the evaluation; None if there is none.
         checkpoints: the checkpoints to write; None for none.
         start: where the run stands.
+        sync: the ranks that train together; None for one process.
     """
 
     session: Session
@@ -97,21 +104,31 @@ class Plan:
     evaluation: Evaluation | None
     checkpoints: Checkpoints | None
     start: Position
+    sync: Gradients | LocalSteps | None = None
 
 
-def planned(asked: Asked) -> Plan:
-    """Load the artifact, open the data, and check what was asked for.
+def quiet(asked: Asked) -> Asked:
+    """The same for a rank that leaves every record of the run to the first one."""
+    return replace(asked, log=None, tensorboard=None, mlflow=None, trackio=None, as_json=True)
+
+
+def planned(asked: Asked, ranks: Communicator | None = None) -> Plan:
+    """Load the artifact, open the data, and check what was asked for; `ranks` if several processes train together.
 
     Raises:
         UserError: options do not go together, or do not fit the artifact or the data.
         ArtifactError: the artifact or the checkpoint to resume is missing or damaged.
     """
     _refuse_useless(asked)
+    sync = None if ranks is None or asked.sync is None else sync_of(asked.sync, ranks)
     if asked.checkpoint is not None:
         refuse_unwritable(asked.checkpoint, "--checkpoint")
     session = _session(asked)
     batch, factor = _batch(session, asked.batch_size)
     source = _source(asked.data, session, batch, factor, asked.seed or 0)
+    if sync is not None:
+        source = dealt(source, sync, 0)
+        _refuse_without_exchange(sync, session)
     epochs = 1 if asked.epochs is None and asked.steps is None else asked.epochs
     start = _start(session, asked.resume, asked.fresh)
     hypers = numbers(asked.settings, "--set") | ({"lr": asked.lr} if asked.lr is not None else {})
@@ -121,7 +138,16 @@ def planned(asked: Asked) -> Plan:
         evaluation=_evaluation(asked, session, batch),
         checkpoints=_checkpoints(asked),
         start=start,
+        sync=sync,
     )  # fmt: skip
+
+
+def _refuse_without_exchange(sync: Gradients | LocalSteps, session: Session) -> None:
+    if isinstance(sync, Gradients) and not session.manifest.exchange:
+        raise UserError(
+            "--sync gradients needs an artifact that exchanges them: compile it with --communicate, or train with "
+            "--sync local:STEPS"
+        )
 
 
 def _refuse_useless(asked: Asked) -> None:

@@ -29,6 +29,7 @@ ARTIFACT, FINITE, BASE = "artifact", "finite", "base"
 
 # What the names of tensors begin with that are no state: the moving averages of parameters during training.
 AVERAGE = "ema/"
+OUTER = "outer/"  # the momentum of an outer optimizer (`irongrad.distributed`)
 
 
 def write(
@@ -52,7 +53,7 @@ def write(
         finite: whether no tensor became NaN or infinite.
         trainable: whether to leave frozen tensors out.
         about: what else the file says about itself, in the types of JSON.
-        beside: tensors that are no state, under names that begin with `AVERAGE`.
+        beside: tensors that are no state, under names that begin with `AVERAGE` or `OUTER`.
 
     Raises:
         OSError: the file cannot be written.
@@ -223,7 +224,7 @@ def _compare(
 ) -> None:
     wanted: dict[str, StateSpec] = {s.name: s for s in manifest.state}
     aliases = {a for s in manifest.state for a in s.aliases}
-    unused = {n for n in found if n.startswith((AVERAGE, *(() if _updates(manifest) else _OF_UPDATES)))}
+    unused = {n for n in found if n.startswith((AVERAGE, OUTER, *(() if _updates(manifest) else _OF_UPDATES)))}
     problems = [f"{n} is missing" for n in wanted if n not in found and n not in optional]
     problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases and n not in unused]
     for name, spec in wanted.items():

@@ -477,8 +477,8 @@ class Session:
         self._module.attach(exchange, self.entry("export_state"), self.entry("import_state"))
         self.share_state()
 
-    def recover(self) -> None:
-        """Go on with the ranks that are left after a RankLostError; every one of them calls this.
+    def recover(self) -> Communicator:
+        """Go on with the ranks that are left after a RankLostError, and return them; every one of them calls this.
 
         The state becomes that of the rank that made the most steps: some may have finished the step in which others
         noticed the loss.
@@ -494,6 +494,7 @@ class Session:
         state = self.state()
         made = np.array([sum(int(state[name]) for name in counters)], np.int64)
         self.share_state(int(np.argmax(exchange.communicator.gather(made))))
+        return exchange.communicator
 
     def share_state(self, root: int = 0) -> None:
         """Give all attached ranks the state of the rank `root`."""

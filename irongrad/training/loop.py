@@ -10,17 +10,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from irongrad.runtime.arguments import check_whole
-from irongrad.runtime.errors import GuardError, UserError
+from irongrad.runtime.errors import GuardError, RankLostError, UserError
 from irongrad.training.average import MovingAverage
 from irongrad.training.evaluation import Evaluation, Monitor, evaluate
 from irongrad.training.events import Callback, Ended, EpochEnded, Evaluated, Event, Recorder, Saved, Started, Stepped
 from irongrad.training.means import Batch, Reported, mean_of, reported, samples_in, values_of
 from irongrad.training.position import Position, position_of
-from irongrad.training.prefetch import Prefetched
+from irongrad.training.prefetch import read_ahead
 from irongrad.training.saving import Checkpoints, Saver
 from irongrad.training.schedules import Schedule, compiled_rates
 from irongrad.training.sources import Parts, Source, source_of
 from irongrad.training.stop import Stop, on_sigterm
+from irongrad.training.sync import Sync, dealt
 
 if TYPE_CHECKING:
     from irongrad.runtime.session import Session
@@ -63,6 +64,7 @@ def train(
     evaluation: Evaluation | None = None,
     checkpoints: Checkpoints | None = None,
     start: Position | None = None,
+    sync: Sync | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Result:
@@ -86,12 +88,15 @@ def train(
         evaluation: the evaluation of held-out data.
         checkpoints: the checkpoints to write.
         start: where the run stands, from `restore`; by default it is at the number of updates of the session's state.
+        sync: the ranks of a run of several processes, such as `irongrad.distributed.Gradients(...)`. Numbered samples
+            are dealt to the ranks; an iterable is this rank's own part. The first rank writes the checkpoints.
         callbacks: functions that are called with each event.
         stop: an object with which another thread or a callback asks for a stop.
 
     Raises:
         GuardError: a batch or a hyperparameter is not what the step takes.
         NonFiniteError: the loss or the state is NaN or infinite, and the session was told to stop then.
+        RankLostError: a rank is gone, and the engine cannot go on without it.
         UserError: the run has no end, the schedule ends before it does, or the data cannot be read again.
         OSError: a checkpoint cannot be written; an old one is unchanged.
     """
@@ -105,12 +110,16 @@ def train(
         )
     if stop is None:
         stop = Stop()
-    source = source_of(data, accumulate)
-    if check_whole("prefetch", prefetch):
-        source = Prefetched(source, prefetch)
+    given_source, ahead = source_of(data, accumulate), check_whole("prefetch", prefetch)
+
+    def own_source() -> Source:
+        return read_ahead(given_source, ahead) if sync is None else dealt(given_source, sync, ahead)
+
     start = start or position_of(session)
     average = _average(session, ema, start)
-    run = _Run(session, source, hypers, schedule, evaluation, checkpoints, callbacks, stop, average)
+    if sync is not None:
+        sync.begin(session, start.outer)
+    run = _Run(session, own_source, hypers, schedule, evaluation, checkpoints, callbacks, stop, average, sync)
     with on_sigterm(stop):
         return run.to_end(start, epochs, steps)
 
@@ -145,7 +154,7 @@ class _Run:
     def __init__(
         self,
         session: Session,
-        source: Source,
+        own_source: Callable[[], Source],
         hypers: Mapping[str, float],
         schedule: Callable[[int], Mapping[str, float]] | None,
         evaluation: Evaluation | None,
@@ -153,13 +162,16 @@ class _Run:
         callbacks: Sequence[Callback],
         stop: Stop,
         average: MovingAverage | None,
+        sync: Sync | None,
     ) -> None:
-        self._session, self._source, self._stop = session, source, stop
+        self._session, self._own_source, self._stop = session, own_source, stop
+        self._source = own_source()
         self._hypers, self._schedule = dict(hypers), schedule
         self._evaluation = evaluation
         self._every = None if checkpoints is None else checkpoints.every
         self._keep_best = checkpoints is not None and checkpoints.best
-        self._saver = None if checkpoints is None else Saver(session, checkpoints, average)
+        self._sync = sync
+        self._saver = None if checkpoints is None else Saver(session, checkpoints, average, sync)
         self._average = average
         self._recorder = Recorder()
         self._callbacks: tuple[Callback, ...] = (self._recorder, *callbacks)
@@ -203,7 +215,11 @@ class _Run:
         results: list[Reported] = []
         epoch, begun = self._epoch, time.monotonic()
         for parts, is_last in _with_last(self._source.epoch(epoch, self._at.batch)):
-            results.append(self._step(parts))
+            try:
+                results.append(self._step(parts))
+            except RankLostError:
+                self._recover()
+                return COMPLETE
             now = time.monotonic()
             self._tell_step(results[-1], sum(map(samples_in, parts)), now - begun)
             begun = now
@@ -232,6 +248,8 @@ class _Run:
         """Evaluate, report and save, where it is time to; return why training ends, or None."""
         at, every = self._at, None if self._evaluation is None else self._evaluation.every
         due = is_last if every is None else at.step % every == 0
+        if self._sync is not None:
+            self._sync.after_step(at.step, due=due or is_last or self._complete or self._is_saved(at.step))
         evaluated = self._evaluate() if self._evaluation is not None and due else None
         if is_last:
             self._at = replace(at, epoch=self._epoch + 1, batch=0)
@@ -241,7 +259,7 @@ class _Run:
             at_end = evaluated if every is None else None
             epoch = self._epoch - is_last  # that which has ended
             self._tell(EpochEnded(at.step, epoch, means["loss"], values_of(means), at_end, is_last))
-        latest = is_last or ended is not None or (self._every is not None and at.step % self._every == 0)
+        latest = is_last or ended is not None or self._is_saved(at.step)
         self._save(latest=latest, best=evaluated is not None and evaluated.best and self._keep_best)
         return ended
 
@@ -249,7 +267,21 @@ class _Run:
         """Why training ends after this step; None if it goes on."""
         if self._complete:
             return COMPLETE
-        return NO_IMPROVEMENT if self._monitor.exhausted else self._stop.reason
+        if self._monitor.exhausted:
+            return NO_IMPROVEMENT
+        return self._stop.reason if self._sync is None else self._sync.agreed(self._stop.reason)
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether the state after a step is written, even inside an epoch."""
+        return self._every is not None and step % self._every == 0
+
+    def _recover(self) -> None:
+        """Go on in the same epoch with the ranks that are left; the samples of the lost step are passed over."""
+        assert self._sync is not None
+        self._sync.recover()
+        self._source = self._own_source()
+        epoch, batch = self._source.place(self._at)
+        self._at = replace(self._at, epoch=epoch, batch=batch, order=self._source.order)
 
     def _evaluate(self) -> Evaluated:
         assert self._evaluation is not None
@@ -261,7 +293,7 @@ class _Run:
         return evaluated
 
     def _save(self, *, latest: bool, best: bool) -> None:
-        if self._saver is None or not (latest or best):
+        if self._saver is None or not (latest or best) or (self._sync is not None and self._sync.rank > 0):
             return
         monitor = self._monitor
         position = replace(self._at, best=monitor.best, reference=monitor.reference, waited=monitor.waited)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from irongrad.runtime.arguments import as_path
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.checkpoint import AVERAGE
+from irongrad.runtime.checkpoint import AVERAGE, OUTER
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import steps_of
 from irongrad.runtime.safetensors_file import opened
@@ -36,6 +36,7 @@ class Position:
         reference: the value that an evaluation must improve, so that training goes on; None if there was no evaluation.
         waited: the number of evaluations since then.
         name: the name of the step, among several over one state.
+        outer: the momentum of an outer optimizer, by the parameter's name; none without one.
         averages: the moving averages of the trained parameters, by the parameter's name; none without averages.
     """
 
@@ -47,12 +48,14 @@ class Position:
     reference: float | None = None
     waited: int = 0
     name: str = ""
+    outer: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
     averages: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def about(self) -> dict[str, Any]:
         """The record in a checkpoint's metadata."""
-        return {_RECORD: {n: v for n, v in asdict(replace(self, averages={})).items() if n != "averages"}}
+        record = asdict(replace(self, averages={}, outer={}))
+        return {_RECORD: {n: v for n, v in record.items() if n not in ("averages", "outer")}}
 
 
 def position_of(session: Session) -> Position:
@@ -71,12 +74,14 @@ def read_position(path: str | os.PathLike[str], session: Session) -> Position | 
     """
     with opened(as_path(path, "a checkpoint")) as file:
         record = file.header.about.get(_RECORD)
-        named = [n for n in file.header.tensors if n.startswith(AVERAGE)]
-        averages = {n.removeprefix(AVERAGE): file.array(n) for n in named}
+        averages, outer = (
+            {n.removeprefix(prefix): file.array(n) for n in file.header.tensors if n.startswith(prefix)}
+            for prefix in (AVERAGE, OUTER)
+        )
     if record is None or (isinstance(record, dict) and record.get("name") != session.step_name):
         return None
     try:
-        return replace(_checked(Position(**record)), averages=averages)
+        return replace(_checked(Position(**record)), averages=averages, outer=outer)
     except (TypeError, ValueError):
         raise ArtifactError(f"{path}: its record of the training run is damaged; take only its state") from None
 

@@ -11,6 +11,11 @@ from irongrad.training.position import Position
 from irongrad.training.sources import Parts, Source
 
 
+def read_ahead(source: Source, ahead: int) -> Source:
+    """Return `source`, read `ahead` steps in advance; as it is for 0."""
+    return Prefetched(source, ahead) if ahead else source
+
+
 class Prefetched:
     """The batches of another source, read by a thread of their own, in the same order.
 

@@ -13,6 +13,7 @@ from irongrad.runtime.arguments import as_path, check_whole
 from irongrad.runtime.atomic_files import atomic_link
 from irongrad.training.average import MovingAverage
 from irongrad.training.position import Position
+from irongrad.training.sync import Sync
 
 if TYPE_CHECKING:
     from irongrad.runtime.session import Session
@@ -47,8 +48,10 @@ class Checkpoints:
 class Saver:
     """Writes the checkpoints of a run."""
 
-    def __init__(self, session: Session, wanted: Checkpoints, average: MovingAverage | None) -> None:
-        self._session, self._wanted, self._average = session, wanted, average
+    def __init__(
+        self, session: Session, wanted: Checkpoints, average: MovingAverage | None, sync: Sync | None = None
+    ) -> None:
+        self._session, self._wanted, self._average, self._sync = session, wanted, average, sync
         self.path = as_path(wanted.path, "a checkpoint")
 
     @property
@@ -71,7 +74,8 @@ class Saver:
             self._session.save(self.best, about=position.about)
         if not latest:
             return evaluated
-        beside = {} if self._average is None else self._average.tensors
+        beside = {**({} if self._average is None else self._average.tensors)}
+        beside |= {} if self._sync is None else self._sync.tensors
         self._session.save(self.path, about=position.about, beside=beside)
         written = [self.path, *evaluated]
         if best and self._average is None:

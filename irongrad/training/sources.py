@@ -59,25 +59,43 @@ class Shuffled(ABC):
         """
         self.samples, self.batch = samples, check_whole("batch", batch, 1)
         self.accumulate, self.seed = check_whole("accumulate", accumulate, 1), check_whole("seed", seed)
-        self.steps = samples // (self.batch * self.accumulate)
-        if not self.steps:
-            raise GuardError(f"the data has {samples} samples, fewer than one batch of {batch * accumulate}")
         self._offset = 0
+        self.deal(0, 1)
+
+    def deal(self, rank: int, ranks: int) -> None:
+        """Take part `rank` of `ranks` equal parts of each step's samples; a step then has so many times more of them.
+
+        Raises:
+            GuardError: there are fewer samples than a step takes.
+        """
+        self._rank, self._ranks = rank, ranks
+        self._in_step = self.batch * self.accumulate * ranks
+        self.steps = self.samples // self._in_step
+        if not self.steps:
+            parts = f" for each of {ranks} ranks" if ranks > 1 else ""
+            raise GuardError(
+                f"the data has {self.samples} samples, fewer than one batch of {self.batch * self.accumulate}{parts}"
+            )
 
     @property
     def order(self) -> Mapping[str, int]:
         """The seed, the sizes, and by how many steps each epoch begins late."""
         sizes = {"samples": self.samples, "batch": self.batch, "accumulate": self.accumulate}
-        return {"seed": self.seed, **sizes, "offset": self._offset}
+        ranks = {"ranks": self._ranks} if self._ranks > 1 else {}
+        return {"seed": self.seed, **sizes, **ranks, "offset": self._offset}
 
     def place(self, start: Position) -> tuple[int, int]:
         """Find the place of a position; see `Source`.
 
-        A run of another batch size, or one whose checkpoint records no place, goes on at its number of steps.
+        A run of another batch size, or one whose checkpoint records no place, goes on at its number of steps. One with
+        another number of ranks goes on at the first of its steps whose samples are all new.
         """
         self._offset = 0 if start.order is None else start.order.get("offset", 0)
         if start.order == self.order and start.epoch is not None and start.batch < self.steps:
             return start.epoch, start.batch
+        if start.order is not None and start.epoch is not None and self._differs_in_ranks(start.order):
+            seen = start.batch * _step_size(start.order)
+            return divmod(start.epoch * self.steps + min(-(-seen // self._in_step), self.steps), self.steps)
         if start.batch:
             was = ", ".join(f"{name} {value}" for name, value in (start.order or {}).items() if name != "offset")
             now = ", ".join(f"{name} {value}" for name, value in self.order.items() if name != "offset")
@@ -93,9 +111,14 @@ class Shuffled(ABC):
         first = number * self.steps + self._offset
         for index in range(first + start, first + self.steps):
             epoch, place = divmod(index, self.steps)
-            size = self.batch * self.accumulate
-            rows = self._rows(epoch, place * size, (place + 1) * size)
-            yield [self._read(part) for part in rows.reshape(self.accumulate, self.batch)]
+            rows = self._rows(epoch, place * self._in_step, (place + 1) * self._in_step)
+            mine = rows.reshape(self._ranks, self.accumulate, self.batch)[self._rank]
+            yield [self._read(part) for part in mine]
+
+    def _differs_in_ranks(self, order: Mapping[str, int]) -> bool:
+        """Whether this run takes the samples of another one, in its order, with another number of ranks."""
+        same = all(order.get(name) == self.order[name] for name in ("seed", "samples"))
+        return same and order.get("ranks", 1) != self._ranks and order.get("offset", 0) == 0
 
     @abstractmethod
     def _rows(self, epoch: int, start: int, stop: int) -> Array:
@@ -104,6 +127,11 @@ class Shuffled(ABC):
     @abstractmethod
     def _read(self, rows: Array) -> Batch:
         """The batch of the samples with these numbers."""
+
+
+def _step_size(order: Mapping[str, int]) -> int:
+    """The samples in a step of all ranks."""
+    return order["batch"] * order["accumulate"] * order.get("ranks", 1)
 
 
 class Permuted(Shuffled):

@@ -36,6 +36,13 @@ class Communicator(Protocol):
     def start_sum(self, array: Array) -> Request:
         """Start to replace `array`, of float32 or float64, by its sum over all ranks."""
 
+    def wait(self, request: Request) -> None:
+        """Wait until a collective is complete.
+
+        Raises:
+            RankLostError: a rank is gone.
+        """
+
     def gather(self, row: Array) -> Array:
         """Return the rows of all ranks, in order: an array with one more dimension than `row`.
 

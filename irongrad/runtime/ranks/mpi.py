@@ -14,7 +14,7 @@ import numpy as np
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import RankLostError
-from irongrad.runtime.ranks.communicator import Communicator
+from irongrad.runtime.ranks.communicator import Communicator, Request
 
 # The seconds between two looks at a collective: they grow, so that a long wait costs nothing.
 _FIRST_SLEEP, _LONGEST_SLEEP = 2e-5, 5e-4
@@ -34,13 +34,6 @@ class MpiRequest:
     def test(self) -> bool:
         """See `Request`."""
         return bool(_checked(self._request.Test))
-
-    def wait(self) -> None:
-        """Poll until the collective is complete."""
-        seconds = _FIRST_SLEEP
-        while not self.test():
-            time.sleep(seconds)
-            seconds = min(seconds * 1.5, _LONGEST_SLEEP)
 
 
 class MpiCommunicator:
@@ -62,15 +55,22 @@ class MpiCommunicator:
 
         return MpiRequest(_checked(lambda: self._own.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)))
 
+    def wait(self, request: Request) -> None:
+        """See `Communicator`."""
+        seconds = _FIRST_SLEEP
+        while not request.test():
+            time.sleep(seconds)
+            seconds = min(seconds * 1.5, _LONGEST_SLEEP)
+
     def gather(self, row: Array) -> Array:
         """See `Communicator`."""
         rows = np.empty((self.size, *row.shape), row.dtype)
-        MpiRequest(_checked(lambda: self._own.Iallgather(row, rows))).wait()
+        self.wait(MpiRequest(_checked(lambda: self._own.Iallgather(row, rows))))
         return rows
 
     def broadcast(self, array: Array, root: int) -> None:
         """See `Communicator`."""
-        MpiRequest(_checked(lambda: self._own.Ibcast(array, root))).wait()
+        self.wait(MpiRequest(_checked(lambda: self._own.Ibcast(array, root))))
 
     def without_lost(self) -> Communicator:
         """See `Communicator`. Needs ULFM: `mpirun --with-ft ulfm` (User Level Failure Mitigation, MPI Forum)."""

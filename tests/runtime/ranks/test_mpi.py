@@ -2,91 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import irongrad as ig
 from irongrad.runtime import Session
 from irongrad.runtime.errors import UserError
+from tests.fixtures.ranks import Ranks, exchanging
 
 pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
 
 WORKER = Path(__file__).parent / "worker.py"
-ROOT = Path(__file__).parents[3]
-Ranks = Callable[..., list[dict[str, Any]]]
-
-
-def step(model: nn.Module, **options: Any) -> ig.TrainStep:
-    return ig.TrainStep(
-        model=model,
-        loss=nn.functional.cross_entropy,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-        inputs={"x": torch.randn(8, 8), "y": torch.randint(0, 4, (8,))},
-        **options,
-    )
-
-
-def made(directory: Path, **options: Any) -> Path:
-    torch.manual_seed(0)
-    layers = options.pop("layers", (nn.Tanh(),))
-    model = nn.Sequential(nn.Linear(8, 16), *layers, nn.Linear(16, 4))
-    ig.compile(step(model, **options), directory, communicate=True, bucket_size="300B")
-    return directory
-
-
-@pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("ranks") / "plain", clip_grad_norm=0.5)
-
-
-@pytest.fixture(scope="session")
-def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact with a bucket for small batches, and a function of any size for the others."""
-    dims = {"x": {0: "B"}, "y": {0: "B"}}
-    options = {"dynamic": dims, "buckets": {"B": [4, 8]}, "bucket_fallback": "dynamic"}
-    return made(tmp_path_factory.mktemp("ranks") / "sized", **options)
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
-    """`ranks(count, task, artifact)`: run the task on so many ranks; return what each of them found."""
-
-    def run(count: int, task: str, artifact: Path, *options: str) -> list[dict[str, Any]]:
-        output = tmp_path / "found"
-        shutil.rmtree(output, ignore_errors=True)
-        output.mkdir()
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        launcher = Path(sys.executable).with_name("mpirun")
-        command = [launcher, "--oversubscribe", "--bind-to", "none", *options, "-n", str(count)]
-        done = subprocess.run(
-            [*command, sys.executable, WORKER, task, artifact, output],
-            env={**os.environ, **root, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        files = sorted(output.iterdir())
-        expected = count - ("--with-ft" in options)
-        assert len(files) == expected, done.stdout + done.stderr
-        return [json.loads(file.read_text()) for file in files]
-
-    return run
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_uneven_batches_train_as_one_process_with_all_samples(count: int, sized: Path, ranks: Ranks) -> None:
-    found = ranks(count, "uneven", sized)
+    found = ranks(count, WORKER, "uneven", sized)
     assert len({f["digest"] for f in found}) == 1
     for one in found:
         assert one["gap"] < 2e-6
@@ -94,7 +30,7 @@ def test_uneven_batches_train_as_one_process_with_all_samples(count: int, sized:
 
 
 def test_equal_batches_train_as_accumulated_ones_with_clipping(plain: Path, ranks: Ranks) -> None:
-    found = ranks(2, "accumulated", plain)
+    found = ranks(2, WORKER, "accumulated", plain)
     assert len({f["digest"] for f in found}) == 1
     for one in found:
         assert one["gap"] == 0
@@ -106,13 +42,13 @@ def test_equal_batches_train_as_accumulated_ones_with_clipping(plain: Path, rank
 
 
 def test_statistics_of_batch_norm_are_averaged(tmp_path: Path, ranks: Ranks) -> None:
-    found = ranks(2, "statistics", made(tmp_path / "norm", layers=(nn.BatchNorm1d(16), nn.Tanh())))
+    found = ranks(2, WORKER, "statistics", exchanging(tmp_path / "norm", layers=(nn.BatchNorm1d(16), nn.Tanh())))
     assert len({f["digest"] for f in found}) == 1
     assert all(f["gap"] < 1e-7 for f in found)
 
 
 def test_steps_in_one_call_train_as_single_ones(plain: Path, ranks: Ranks) -> None:
-    found = ranks(2, "several", plain)
+    found = ranks(2, WORKER, "several", plain)
     assert len({f["digest"] for f in found}) == 1
     assert len({f["accumulated"] for f in found}) == 1
     assert all(f["gap"] == 0 and f["losses"] == pytest.approx(f["single"]) for f in found)
@@ -120,13 +56,13 @@ def test_steps_in_one_call_train_as_single_ones(plain: Path, ranks: Ranks) -> No
 
 def test_micro_batches_and_a_loss_scale(tmp_path: Path, ranks: Ranks) -> None:
     options = {"accumulate": 2, "loss_scale": torch.amp.GradScaler("cpu"), "precision": "bf16"}
-    found = ranks(2, "several", made(tmp_path / "scaled", **options))
+    found = ranks(2, WORKER, "several", exchanging(tmp_path / "scaled", **options))
     assert len({f["digest"] for f in found}) == 1
     assert all(f["gap"] == 0 for f in found)
 
 
 def test_dropout_differs_between_ranks_and_is_the_same_in_every_run(tmp_path: Path, ranks: Ranks) -> None:
-    found = ranks(2, "noise", made(tmp_path / "noise", layers=(nn.Dropout(0.5),)))
+    found = ranks(2, WORKER, "noise", exchanging(tmp_path / "noise", layers=(nn.Dropout(0.5),)))
     (first, second), (other, _) = (f["runs"] for f in found)
     assert first == second
     assert first[1] == other[1]
@@ -135,7 +71,7 @@ def test_dropout_differs_between_ranks_and_is_the_same_in_every_run(tmp_path: Pa
 
 
 def test_a_refusal_of_one_rank_is_one_of_all(plain: Path, ranks: Ranks) -> None:
-    one, two = (f["found"] for f in ranks(2, "refusals", plain))
+    one, two = (f["found"] for f in ranks(2, WORKER, "refusals", plain))
     assert all(same for found in (one, two) for _, same in found.values())
     assert one["value"][0].startswith("GuardError: rank 1 refuses this step: train_step: y: every value must be in")
     assert two["value"][0].startswith("GuardError: train_step: y: every value must be in")
@@ -151,7 +87,7 @@ def test_a_refusal_of_one_rank_is_one_of_all(plain: Path, ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_others_go_on_without_a_killed_rank(count: int, plain: Path, ranks: Ranks) -> None:
-    found = ranks(count, "lost", plain, "--with-ft", "ulfm")
+    found = ranks(count, WORKER, "lost", plain, "--with-ft", "ulfm")
     assert len({f["digest"] for f in found}) == 1
     for one in found:
         assert "a rank is gone" in one["error"]
@@ -163,7 +99,7 @@ def test_ranks_with_different_artifacts_are_refused(plain: Path, sized: Path, tm
     (tmp_path / "both").mkdir()
     for number, artifact in enumerate((plain, sized)):
         (tmp_path / "both" / str(number)).symlink_to(artifact)
-    one, two = ranks(2, "artifacts", tmp_path / "both")
+    one, two = ranks(2, WORKER, "artifacts", tmp_path / "both")
     assert one["error"].startswith("rank 1 has another artifact than rank 0")
     assert two["error"].startswith("rank 0 has another artifact than rank 1")
 

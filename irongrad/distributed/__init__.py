@@ -1,0 +1,7 @@
+"""Ranks in a training run: when they synchronise, and what they send. Needs no torch."""
+
+from irongrad.distributed.gradients import Gradients, check_equal
+from irongrad.distributed.local_steps import LocalSteps
+from irongrad.distributed.sync_text import sync_of
+
+__all__ = ["Gradients", "LocalSteps", "check_equal", "sync_of"]
