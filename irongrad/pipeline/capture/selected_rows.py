@@ -1,9 +1,9 @@
 """Rows that a mask selects, `x[mask]`, kept at the shape of all rows for as long as each row is computed by itself.
 
-The shape of `x[mask]` depends on values, but `out[mask] = f(x[mask])` does not need it, nor does `f(x[mask]).mean()`.
-So `x[mask]` gives all rows here. Functions of each element go on with all rows; a write through the same mask, a sum, a
-mean and the losses of `torch.nn.functional` take those that the mask selects. Any other function would need
-the real `x[mask]`, and is refused.
+The shape of `x[mask]`, which is `x.masked_select(mask)`, depends on values. But `out[mask] = f(x[mask])` does not need
+it, nor does `f(x[mask]).mean()`. So `x[mask]` gives all rows here. Functions of each element go on with all rows; a
+write through the same mask, a sum, a mean and the losses of `torch.nn.functional` take those that the mask selects. Any
+other function would need the real `x[mask]`, and is refused.
 
 Rows that are not selected repeat the first selected one. So a function computes nothing there that it does not compute
 for a selected row: no NaN whose gradient would reach a parameter. If none is selected, all are ones.
@@ -39,6 +39,7 @@ _LOSSES: frozenset[object] = frozenset(
         functional.binary_cross_entropy_with_logits,
     }
 )
+_SELECTIONS: frozenset[object] = frozenset({torch.masked_select, Tensor.masked_select})
 _OF_CLASSES: frozenset[object] = frozenset({functional.cross_entropy, functional.nll_loss})
 
 
@@ -95,6 +96,9 @@ class SelectedRows:
         """The result of a call that selects rows or takes selected rows; NotImplemented for any other call."""
         if function is Tensor.__getitem__ and not self._is_selected(args[0]) and _is_mask_of(*args):
             return self._select(*args)
+        if function in _SELECTIONS and len(args) == 2 and not any(map(self._is_selected, args)):
+            wide = torch.broadcast_tensors(*args)
+            return self._select(*wide) if _is_mask_of(*wide) else NotImplemented
         masks = [self._masks[t] for t in tree_leaves((args, kwargs)) if self._is_selected(t)]
         if not masks:
             return NotImplemented

@@ -76,6 +76,15 @@ class Reduced(Masked):
         return h[chosen].square().mean() + 0.1 * h[h > 0].sum() + functional.mse_loss(h[chosen], y[chosen])
 
 
+class MaskedSelect(Masked):
+    """Its masks are broadcast."""
+
+    def forward(self, x, y):
+        h = self.linear(x)
+        chosen = (h * self.scale).masked_select(y[:, :1] > 0)
+        return chosen.square().mean() + torch.masked_select(h, h > 0).sum() * 0.1
+
+
 class Classes(Masked):
     def forward(self, x, y):
         target, chosen = y.argmax(1), y[:, 0] > 0
@@ -101,7 +110,7 @@ def step_of(make: type[Masked]) -> ig.TrainStep:
     return ig.TrainStep(model, None, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
 
 
-@pytest.mark.parametrize("make", [Written, Logarithm, ComparedTwice, WholeRows, Reduced, Classes])
+@pytest.mark.parametrize("make", [Written, Logarithm, ComparedTwice, WholeRows, Reduced, MaskedSelect, Classes])
 def test_selected_rows_train_as_in_eager(make: type[Masked], tmp_path: Path) -> None:
     session = ig.compile(step_of(make), tmp_path / "step", entry_points=["train_step"]).load()
     step = step_of(make)
