@@ -2,9 +2,9 @@
 
     python benchmarks/quantised.py FLOAT32 QUANTISED... --data build/news.npz
 
-The first artifact has the same step over a base in float32. Each artifact trains in a process of its own. The memory of
-a base is what the process grows by, from the import of the runtime to the end of its last step, less what the float32
-artifact's process grows by beyond its own frozen tensors: activations, adapters and code are the same for all.
+The first artifact has the same step over a base in float32. Each artifact trains in a process of its own. A process
+grows from the import of the runtime to the end of its last step. What it grows less than the process of the first
+artifact is what quantisation saves: activations, adapters and the memory of kernels are the same for all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,17 +38,20 @@ def measure(artifact: str, data: str) -> dict[str, float]:
     before, _ = resident()
     with load(artifact) as session:
         rows = next(s.shape[0] for s in session.entry("train_step").inputs)
+        seconds = math.inf
         for i in range(_STEPS):
+            start = time.perf_counter()
             loss = session.train_step(**{name: a[i * rows : (i + 1) * rows] for name, a in arrays.items()})
+            seconds = min(seconds, time.perf_counter() - start)
         frozen = [s for s in session.manifest.state if s.frozen]
         (target,) = session.manifest.targets
         sizes = {s.name: math.prod(s.shape) * np.dtype(_NUMPY.get(s.dtype, s.dtype)).itemsize for s in frozen}
-        now, largest = resident()
+        _, largest = resident()
     state = (Path(artifact) / "state.irpa").stat().st_size
     transients = target.transients["train_step"]
     return {
-        "grown": now - before,
-        "peak": largest - before,
+        "grown": largest - before,
+        "seconds": seconds,
         "frozen": sum(sizes.values()),
         "state": state,
         "transients": transients,
@@ -73,15 +77,23 @@ def main() -> None:
         command = [sys.executable, __file__, artifact, "--data", chosen.data, "--one"]
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[artifact] = json.loads(run.stdout.splitlines()[-1])
-    columns = "artifact", "state.irpa, MB", "frozen, MB", "of float32", "transients, MB", "base in memory", "loss"
-    print(f"| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}")
     wide = found[chosen.artifacts[0]]
+    columns = (
+        "state.irpa, MB",
+        "frozen, MB",
+        "of float32",
+        "transients, MB",
+        "growth, MB",
+        "saved, of float32",
+        "step, s",
+    )
+    print(f"| artifact | {' | '.join((*columns, 'loss'))} |\n| --- |{' ---: |' * (len(columns) + 1)}")
     for name, each in found.items():
-        megabytes = [each[key] / 1e6 for key in ("state", "frozen", "transients")]
-        shares = [each["frozen"] / wide["frozen"], (each["peak"] - wide["peak"]) / wide["frozen"] + 1]
-        cells = [name, *(f"{n:.2f}" for n in megabytes), *(f"{n:.3f}" for n in shares), f"{each['loss']:.5f}"]
-        order = [cells[i] for i in (0, 1, 2, 4, 3, 5, 6)]
-        print(f"| {' | '.join(order)} |")
+        sizes = (f"{each[key] / 1e6:.1f}" for key in ("state", "frozen", "transients", "grown"))
+        part, saved = each["frozen"] / wide["frozen"], (wide["grown"] - each["grown"]) / wide["frozen"]
+        print(
+            f"| {name} | {' | '.join(sizes)} | {part:.3f} | {saved:.2f} | {each['seconds']:.2f} | {each['loss']:.5f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -23,9 +23,16 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def quantisable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers that can be quantised, with their names; layers derived from them may compute something else."""
+    """The layers that can be quantised, with their names.
+
+    Layers derived from them may compute something else. Those of PEFT's adapters stay as they are, frozen or not: an
+    adapter's matrices lie beside a `base_layer`, and layers that are trained whole in `modules_to_save`.
+    """
+    adapted = [f"{name}." for name, module in model.named_modules() if hasattr(module, "base_layer")]
     for name, module in model.named_modules():
-        if type(module) in (nn.Linear, nn.Embedding) or is_transposed(module):
+        beside = any(name.startswith(a) and not name.startswith(f"{a}base_layer") for a in adapted)
+        is_layer = type(module) in (nn.Linear, nn.Embedding) or is_transposed(module)
+        if is_layer and not beside and "modules_to_save" not in name.split("."):
             yield name, module
 
 

@@ -272,3 +272,22 @@ def test_the_whole_example_reaches_the_accuracy_of_eager(
     accuracy = {name: np.mean(found) for name, found in hits.items()}
     assert accuracy["compiled"] > 0.9, accuracy
     assert abs(accuracy["compiled"] - accuracy["eager"]) < 0.02, accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_an_adapter_over_a_quantised_base(
+    minilm: ModuleType, base: Path, batches: list[dict[str, np.ndarray]], tmp_path: Path, form: str
+) -> None:
+    """It trains, and PEFT loads what was exported into a model that is quantised alike, with equal predictions."""
+    step = minilm.make_step(BATCH, LENGTH, layers=1, folder=base, form=form)
+    net = ig.compile(step, tmp_path / "net").directory
+    with load(net) as session:
+        losses = [session.train_step(**batch) for _ in range(3) for batch in batches]
+        session.save(tmp_path / "net.safetensors")
+        expected = logits(session, batches[0])
+    assert np.mean(losses[-6:]) < np.mean(losses[:6])
+    checkpoint = ["--checkpoint", tmp_path / "net.safetensors"]
+    without_torch("export", net, "--to", "peft", "-o", tmp_path / "adapter", *checkpoint)
+    model = PeftModel.from_pretrained(minilm.classifier(base, layers=1), tmp_path / "adapter")
+    np.testing.assert_allclose(eager_logits(ig.quantize(model, form), batches[0]), expected, atol=1e-5)

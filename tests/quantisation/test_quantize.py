@@ -122,6 +122,18 @@ def test_peft_adapts_quantised_layers(adapted: Any) -> None:
     assert adapted.base_model.model.body[0].lora_B["default"].weight.grad.abs().sum() > 0
 
 
+def test_an_adapter_that_is_not_trained_stays_as_it_is() -> None:
+    """As `PeftModel.from_pretrained` loads it."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(Net(), LoraConfig(r=2, target_modules=["0"], modules_to_save=["table"]))
+    model.requires_grad_(requires_grad=False)
+    base = ig.quantize(model, "int4").base_model.model
+    assert isinstance(base.body[0].base_layer, QuantizedLinear)
+    assert type(base.body[0].lora_A["default"]) is nn.Linear
+    assert type(base.table.modules_to_save["default"]) is nn.Embedding
+
+
 def test_an_adapter_cannot_be_merged_into_a_quantised_layer_in_silence(adapted: Any) -> None:
     with pytest.raises(RuntimeError, match="can't be cast to the desired output type Char"):
         adapted.merge_and_unload()
