@@ -78,22 +78,14 @@ def main() -> None:
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[artifact] = json.loads(run.stdout.splitlines()[-1])
     wide = found[chosen.artifacts[0]]
-    columns = (
-        "state.irpa, MB",
-        "frozen, MB",
-        "of float32",
-        "transients, MB",
-        "growth, MB",
-        "saved, of float32",
-        "step, s",
-    )
-    print(f"| artifact | {' | '.join((*columns, 'loss'))} |\n| --- |{' ---: |' * (len(columns) + 1)}")
+    sizes = (f"{name}, MB" for name in ("state.irpa", "frozen", "transients", "growth"))
+    columns = *sizes, "frozen, of float32", "saved, of float32", "step, s", "loss"
+    print(f"| artifact | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     for name, each in found.items():
-        sizes = (f"{each[key] / 1e6:.1f}" for key in ("state", "frozen", "transients", "grown"))
-        part, saved = each["frozen"] / wide["frozen"], (wide["grown"] - each["grown"]) / wide["frozen"]
-        print(
-            f"| {name} | {' | '.join(sizes)} | {part:.3f} | {saved:.2f} | {each['seconds']:.2f} | {each['loss']:.5f} |"
-        )
+        cells = [f"{each[key] / 1e6:.1f}" for key in ("state", "frozen", "transients", "grown")]
+        shares = each["frozen"] / wide["frozen"], (wide["grown"] - each["grown"]) / wide["frozen"]
+        cells += [f"{shares[0]:.3f}", f"{shares[1]:.2f}", f"{each['seconds']:.2f}", f"{each['loss']:.5f}"]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
