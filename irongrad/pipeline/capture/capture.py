@@ -48,6 +48,7 @@ from irongrad.pipeline.capture.step_modules import (
     is_carried,
     name_of,
 )
+from irongrad.pipeline.capture.tensor_types import eager_types
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
@@ -225,6 +226,7 @@ def export(
             set_refused(),
             casts_refused(),
             exportable_modes(),
+            eager_types(),
             known.of_buffers(module),
             ValueFree(module, known),
             kept_decisions(),
