@@ -76,6 +76,10 @@ class MovingAverage:
 
 
 def _averaged(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """The shapes and the dtypes of the averages, by the parameter's name."""
-    trained = [s for s in manifest.state if s.role is Role.PARAMETER and not s.frozen]
-    return {s.name: (s.shape, np.promote_types(numpy_dtype(s.dtype), np.float32)) for s in trained}
+    """The shapes and the dtypes of the averages, by the parameter's name; of several steps, those that this one trains.
+
+    An artifact that accumulates no gradients does not list the parameters that have one.
+    """
+    trained = set(manifest.gradients) or {s.name for s in manifest.state if s.role is Role.PARAMETER and not s.frozen}
+    of_state = [s for s in manifest.state if s.name in trained]
+    return {s.name: (s.shape, np.promote_types(numpy_dtype(s.dtype), np.float32)) for s in of_state}

@@ -100,6 +100,21 @@ def test_a_resumed_run_continues_to_the_bit(mlp_artifact: Path, batches: Batches
     assert run("rest", 30, resume=True) == whole
 
 
+def test_of_several_steps_the_one_that_trains_is_averaged(tmp_path: Path) -> None:
+    def step(outputs: int) -> ig.TrainStep:
+        model = nn.Linear(4, outputs)
+        inputs = {"x": torch.randn(5, 4), "y": torch.randn(5, outputs)}
+        return ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+
+    folder = ig.compile(ig.Steps({"first": step(3), "second": step(2)}), tmp_path / "net").directory
+    path, batch = tmp_path / "net.safetensors", {"x": np.ones((5, 4), np.float32), "y": np.ones((5, 3), np.float32)}
+    with load(folder) as session:
+        train(session.step("first"), [batch] * 6, epochs=1, ema=0.9, checkpoints=Checkpoints(path))
+        start = restore(session.step("first"), path)
+        assert start.averages.keys() == {"first.weight", "first.bias"}
+        assert train(session.step("first"), [batch] * 6, epochs=1, ema=0.9, start=start).step == 12
+
+
 def test_what_would_lose_averages_is_refused(mlp_artifact: Path, batches: Batches, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     with Session(mlp_artifact) as session:
