@@ -9,8 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.variables import SymNodeVariable
+from torch._guards import SLoc
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.cond import _merge_output
 from torch._higher_order_ops.utils import prepare_fw_with_masks_all_requires_grad
@@ -19,17 +22,45 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _make_graph_module
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from irongrad.diagnostics.source_lines import line_of
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
+from irongrad.sizes.dimensions import Decision, is_condition
 
 control = torch.ops.higher_order
 
 SUPPORTED = frozenset({control.cond, control.while_loop, control.scan, control.map_impl})
 
+_PLAIN_DECISION = SymNodeVariable.evaluate_expr
 _BACKWARD_OF_WHILE_LOOP = WhileLoopAutogradOp.backward
+
+
+class _OneOrMore(ShapeEnv):
+    """The sizes of a body that Dynamo traces, which may be one.
+
+    Dynamo takes a size for two or more, and after the trace of a body it checks so on the sizes of the call. That would
+    make two or more a condition of the program. A decision of the body's own code remains one (`_decided`).
+    """
+
+    def _default_value_range(self, do_not_specialize_zero_one: bool = False) -> ValueRanges[Any]:
+        return ValueRanges(1, int_oo)
+
+    def produce_guards_verbose(self, *args: Any, **kwargs: Any) -> Any:
+        self.guards[:] = filter(is_condition, self.guards)
+        return super().produce_guards_verbose(*args, **kwargs)
+
+
+def _decided(variable: SymNodeVariable, output_graph: Any = None) -> Any:
+    """Evaluate a test in the Python code of a body, and keep the answer as a guard; PyTorch keeps some only."""
+    answer, node = _PLAIN_DECISION(variable, output_graph), variable.sym_num.node
+    if isinstance(answer, bool):
+        true = node.expr if answer else sympy.Not(node.expr)
+        node.shape_env.guards.append(Decision(true, SLoc(None, None), size_oblivious=False))
+    return answer
 
 
 @contextmanager
@@ -53,6 +84,8 @@ def aliases_allowed() -> Iterator[None]:
         dynamo_config.patch(automatic_dynamic_shapes=False),
         mock.patch.object(utils, "has_potential_input_alias_or_mutation", writes),
         mock.patch("torch._dynamo.utils.clone_input", torch.clone),
+        mock.patch("torch._dynamo.output_graph.ShapeEnv", _OneOrMore),
+        mock.patch.object(SymNodeVariable, "evaluate_expr", _decided),
         mock.patch.object(sys.modules[_merge_output.__module__], "_merge_output", _merged),
         mock.patch.object(utils, "_extract_tensor_metadata", _metadata),
         mock.patch(

@@ -13,6 +13,8 @@ import pytest
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
+from torch._higher_order_ops.map import map
 from torch.utils._sympy.functions import Mod
 
 import irongrad as ig
@@ -282,3 +284,60 @@ def test_a_norm_over_a_dynamic_dimension_trains_at_every_size(tmp_path: Path):
         np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), wanted.item(), rtol=1e-4)
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-3, atol=1e-4)
+
+
+class _Scan(nn.Module):
+    """A recurrent cell whose body tests the size of its batch."""
+
+    def __init__(self, test: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.linear, self.test = nn.Linear(3, 3), test
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(state: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            state = torch.tanh(self.linear(state) + row)
+            if self.test(state.shape[0]):
+                state = state * 2
+            return state, state.clone()
+
+        state, rows = scan(step, torch.zeros(x.shape[1], 3), x)
+        return state + rows.mean(0)
+
+
+class _Map(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return map(lambda row: torch.tanh(self.linear(row)).cumsum(1), x)[-1]
+
+
+def _loops(model: nn.Module) -> ig.TrainStep:
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = {"x": torch.randn(4, 2, 3), "y": torch.randn(2, 3)}
+    return ig.TrainStep(
+        model, nn.functional.mse_loss, optimizer, inputs, dynamic={"x": {0: "T", 1: "B"}, "y": {0: "B"}}
+    )
+
+
+@pytest.mark.parametrize("make", [lambda: _Scan(lambda size: size < 5), _Map], ids=["scan", "map"])
+def test_loops_of_the_model_take_sizes_of_one(make: Callable[[], nn.Module], tmp_path: Path):
+    session = ig.compile(_loops(make()), tmp_path, entry_points=["train_step"]).load()
+    step = _loops(make())
+    for t, b in [(4, 2), (1, 1), (3, 1), (1, 4)]:
+        x, y = torch.randn(t, b, 3), torch.randn(b, 3)
+        step.optimizer.zero_grad()
+        wanted = step.loss(step.model(x), y)
+        wanted.backward()
+        step.optimizer.step()
+        np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), wanted.item(), rtol=1e-5)
+    assert session.manifest.sizes == {"B": (1, 4 if make is not _Map else None), "T": (1, None)}
+
+
+@pytest.mark.parametrize("test", [lambda size: size > 1, lambda size: size != 1])
+def test_a_test_of_a_size_in_the_body_of_a_loop_is_a_limit(test: Callable[[Any], bool]):
+    assert step_graph(_loops(_Scan(test))).limits.smallest == {"T": 1, "B": 2}
