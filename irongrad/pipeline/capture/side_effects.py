@@ -335,6 +335,11 @@ def _writes(program: ExportedProgram) -> Iterator[tuple[torch.fx.Node, InputSpec
 
 
 def _unknown(node: torch.fx.Node) -> UserError:
+    if any(user.target is torch.ops.aten.select.int for user in node.users):
+        return CaptureError(
+            f"{line_of(node)}\n  a tensor of no dimensions is used as an index (x[i]), and torch.export takes its "
+            "value out as a number, which is not known at compile time. Write x[i.reshape(1)].squeeze(0)"
+        )
     if not any(isinstance(v, torch.Tensor) for v in tree_leaves(node.meta["val"])):  # torch.where(mask) gives a tuple
         return CaptureError(
             f"{line_of(node)}\n  a tensor's value is taken out as a number (.item(), int(), float()), which is not "

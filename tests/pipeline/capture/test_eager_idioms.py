@@ -69,6 +69,11 @@ def asks_for_classes(model, x):
     return model.layer(x) * (2 if is_as_in_eager and isinstance(type(x), type) else 1)
 
 
+def looks_up_a_row(model, x):
+    h = model.layer(x)
+    return h + h[x[:, 0].argmax().reshape(1)].squeeze(0)
+
+
 def copies_a_tensor(model, x):
     return model.layer(copy.deepcopy(x))
 
@@ -107,6 +112,7 @@ def resizes_to_its_own_shape(model, x):
 
 
 BODIES = [
+    looks_up_a_row,
     asks_for_classes,
     retains_a_gradient,
     copies_a_layer,
@@ -181,6 +187,11 @@ def takes_a_storage(model, x):
 
 def compares_addresses(model, x):
     return model.layer(x) * (x.data_ptr() == x.view(-1).data_ptr())  # here
+
+
+def looks_up_at_a_scalar(model, x):
+    h = model.layer(x)
+    return h + h[x[:, 0].argmax()]  # here
 
 
 def leaves_for_numpy(model, x):
@@ -275,6 +286,7 @@ def makes_a_layer(model, x):
         (takes_memory, "set_ gives a tensor the memory of another one"),
         (takes_a_storage, "set_ gives a tensor the memory of another one"),
         (compares_addresses, "the address of a tensor's memory"),
+        (looks_up_at_a_scalar, "Write x[i.reshape(1)].squeeze(0)"),
         (leaves_for_numpy, "given to a function that is not PyTorch's"),
         (resizes, "resized in place"),
         (resizes_to_another, "resized in place"),
