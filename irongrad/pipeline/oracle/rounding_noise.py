@@ -26,6 +26,10 @@ _EXACT_OPERATORS = operators(Movement.COPY | Movement.OVERWRITE) | {
     torch.ops.aten.multilabel_margin_loss_forward.default
 }
 
+# Lookups of rows. A half-precision row gets no noise: it may be widened at once, as that of a table which is stored in
+# bfloat16, and noise of bfloat16 would be a thousand times that of what reads it.
+_LOOKUPS = operators(Movement.GATHER)
+
 # Operators that subtract sums which they compute inside. Decomposed, each part gets its own noise. Noise on the result
 # alone is proportional to it, so it would be zero too where the difference is zero but for rounding.
 _FUSED = get_decompositions(
@@ -62,7 +66,7 @@ class RoundingNoise(TorchDispatchMode):
             with self:
                 return _FUSED[func](*args, **(kwargs or {}))
         result = self._topk(*args, **(kwargs or {})) if func is _TOPK else func(*args, **(kwargs or {}))
-        if _is_exact(func):
+        if _is_exact(func) or (func in _LOOKUPS and result.dtype in HALVES):
             return result
         with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
             tensors = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)

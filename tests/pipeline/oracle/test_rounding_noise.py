@@ -57,6 +57,16 @@ def test_noise_leaves_exact_results_alone() -> None:
     assert set(mask.tolist()) == {0.0, 1.0}
 
 
+def test_rows_that_are_looked_up_in_half_precision_have_no_noise() -> None:
+    """What reads them has its own, so a table stored in bfloat16 does not make float32 results vague."""
+    table, rows = torch.rand(8, 16).bfloat16(), torch.arange(8)
+    with RoundingNoise(0):
+        found = [table[rows], torch.nn.functional.embedding(rows, table), table.index_select(0, rows)]
+        wide = table[rows].float()
+    assert all(torch.equal(each, table) for each in found)
+    assert 0 < (wide / table.float() - 1).abs().max() <= 2 * NOISE_ULPS * EPS
+
+
 def test_equal_elements_are_chosen_at_random_and_others_as_without_noise():
     x = torch.tensor([[3.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     chosen = set()
