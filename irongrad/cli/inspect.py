@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,21 @@ from rich.table import Table
 
 from irongrad.cli.common import console, directory_argument, json_option, print_json
 from irongrad.runtime.checkpoint import read
-from irongrad.runtime.commands import command_line
+from irongrad.runtime.commands import command_line, training_script
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Certificate, Manifest, Role, StateSpec
+from irongrad.runtime.manifest import (
+    OF_GRADIENTS,
+    OF_STATE,
+    STEPS_DIM,
+    TRAIN_AND_EXPORT,
+    Certificate,
+    EntryPoint,
+    Manifest,
+    Role,
+    StateSpec,
+)
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.refusals import largest_of
 from irongrad.runtime.safetensors_file import numpy_dtype
@@ -36,21 +47,27 @@ Example:
 @directory_argument
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Show the counters and the loss scale of this one.")
 @click.option("--memory", is_flag=True, help="Show what the forward keeps for the backward, and what that takes.")
+@click.option("--script", is_flag=True, help="Print shell functions that train with iree-run-module alone.")
 @json_option
-def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: bool) -> None:
+def command(directory: Path, checkpoint: Path | None, memory: bool, script: bool, as_json: bool) -> None:
     """Show what the artifact in DIRECTORY holds, and how to run it with iree-run-module."""
     manifest = read_manifest(directory)
     check_files(manifest, directory, tuple(manifest.files))
     state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory)
     values = {s.name: state[s.name].tolist() for s in manifest.state if s.role in _SHOWN}
     commands = {e.symbol: command_line(manifest, directory, e.symbol) for e in manifest.all_entry_points}
+    trains = [e.symbol for e in manifest.all_entry_points if e.name == TRAIN_AND_EXPORT]
+    scripts = {symbol: training_script(manifest, directory, symbol) for symbol in trains}
     if as_json:
         report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
         signatures = {e.symbol: e.signature for e in manifest.all_entry_points}
-        print_json({**report, "values": values, "signatures": signatures, "commands": commands})
+        print_json({**report, "values": values, "signatures": signatures, "commands": commands, "scripts": scripts})
         return
     if memory:
         _memory(manifest)
+        return
+    if script:
+        _scripts(scripts)
         return
     _entry_points(manifest)
     for name in manifest.steps or ("",):
@@ -65,19 +82,37 @@ def command(directory: Path, checkpoint: Path | None, memory: bool, as_json: boo
     console.rule("commands", align="left")
     for text in commands.values():
         console.print(text, soft_wrap=True, highlight=False)
+    if scripts:
+        console.rule("training without Python", align="left")
+        _scripts(scripts)
+
+
+def _scripts(scripts: Mapping[str, str]) -> None:
+    if not scripts:
+        raise UserError(f"this artifact has no entry point {TRAIN_AND_EXPORT}; compile it with --entry-point")
+    for text in scripts.values():
+        console.print(text, soft_wrap=True, highlight=False)
 
 
 def _entry_points(manifest: Manifest) -> None:
     console.rule("entry points", align="left")
     for entry in manifest.all_entry_points:
         short = entry.name in (*OF_STATE, *OF_GRADIENTS)
-        signature = f"{entry.symbol}(…)" if short else entry.signature
+        signature = f"{entry.symbol}(…)" if short else _signature(entry)
         console.print(signature, highlight=False, soft_wrap=True)
         console.print(f"    {entry.summary}", style="dim")
         for spec in entry.inputs:
             if spec.minimum is not None and not short:
                 exempt = f" or {spec.exempt}" if spec.exempt is not None else ""
                 console.print(f"    {spec.name} in [{spec.minimum}, {largest_of(spec)}]{exempt}")
+
+
+def _signature(entry: EntryPoint) -> str:
+    """The signature; of an entry point that returns the state, too, with its losses alone."""
+    if entry.name != TRAIN_AND_EXPORT:
+        return entry.signature
+    losses = tuple(s for s in entry.outputs if s.shape[:1] == (STEPS_DIM,))
+    return f"{replace(entry, outputs=losses).signature.removesuffix(')')}, …)"
 
 
 def _sizes(manifest: Manifest) -> None:

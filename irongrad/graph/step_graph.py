@@ -119,12 +119,16 @@ def sizes_like(value: torch.Tensor, like: torch.Tensor) -> list[int]:
 
 
 def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
-    """Mark the state that no function of any of these graphs, over one state, changes."""
+    """Mark the state that no function of any of these graphs, over one state, changes.
+
+    A seed is not frozen: `Session.seed` replaces it, and a run resumes with the one that it began with.
+    """
     written = {v.name for g in graphs.values() for f in g.functions.values() for v in f.results if v.kind == "state"}
-    return {
-        name: replace(graph, state=tuple(replace(t, frozen=t.name not in written) for t in graph.state))
-        for name, graph in graphs.items()
-    }
+
+    def marked(tensor: StateTensor) -> StateTensor:
+        return replace(tensor, frozen=tensor.name not in written and tensor.role is not Role.RANDOM)
+
+    return {name: replace(graph, state=tuple(map(marked, graph.state))) for name, graph in graphs.items()}
 
 
 def specialised_name(name: str, bucket: Bucket | None) -> str:

@@ -25,15 +25,18 @@ from irongrad.pipeline.assemble.size_constraints import constraints_of
 from irongrad.pipeline.assemble.size_guards import accepted_sizes
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes, verify_against
+from irongrad.runtime.checkpoint import header
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import InternalError, VerificationError
 from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
 from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import (
+    CHECKPOINT_HEADER,
     FORMAT_VERSION,
     INITIAL_STATE,
     PORTABLE_MODULE,
     SKIPPED,
+    TRAIN_AND_EXPORT,
     ChoiceSpec,
     FunctionSpec,
     HyperSpec,
@@ -127,7 +130,7 @@ def package(
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
         shutil.move(initial, staging / INITIAL_STATE)
-        manifest = _manifest(module, compiled, origin, staging)
+        manifest = _with_header(_manifest(module, compiled, origin, staging), staging)
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
@@ -149,6 +152,15 @@ def package(
         manifest = write_manifest(replace(manifest, targets=tuple(targets), files=files), staging)
         publish(staging, output)
     return Artifact(output, manifest, reports)
+
+
+def _with_header(manifest: Manifest, staging: Path) -> Manifest:
+    """Write the beginning of checkpoints, if an entry point returns the rest of one."""
+    if all(entry.name != TRAIN_AND_EXPORT for entry in manifest.all_entry_points):
+        return manifest
+    path = staging / CHECKPOINT_HEADER
+    path.write_bytes(header(manifest))
+    return replace(manifest, files={**manifest.files, path.name: file_spec(path)})
 
 
 def _write_golden(golden: Golden, path: Path) -> None:

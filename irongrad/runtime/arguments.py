@@ -104,7 +104,7 @@ def _hypers(entry: EntryPoint, name: str, value: Any, infinite: Container[str]) 
 
     numpy would read None as NaN, a text as the number it spells, and a complex number as its real part.
     """
-    wrong = f"{entry.symbol}: {name} must be a number{'' if entry.name != 'train_steps' else ', or one for each step'}"
+    wrong = f"{entry.symbol}: {name} must be a number{'' if not entry.is_stacked else ', or one for each step'}"
     refused = GuardError(f"{wrong}, not {value!r:.60}")
     try:
         given = value if isinstance(value, np.ndarray) else np.asarray(value)

@@ -19,9 +19,18 @@ import safetensors.numpy
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.atomic_files import atomic_write, link_or_copy
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import OF_UPDATES, Manifest, Role, StateSpec
+from irongrad.runtime.manifest import OF_UPDATES, Manifest, Role, StateSpec, trained_state
 from irongrad.runtime.nonfinite import is_finite
-from irongrad.runtime.safetensors_file import Checksum, Header, Tensor, metadata, numpy_dtype, opened, read_arrays
+from irongrad.runtime.safetensors_file import (
+    Checksum,
+    Header,
+    Tensor,
+    header_of,
+    metadata,
+    numpy_dtype,
+    opened,
+    read_arrays,
+)
 
 # What a checkpoint says about itself, beside its checksum: the artifact that wrote it, and whether its state is finite.
 # One of the trainable state alone says on which frozen state it relies.
@@ -64,6 +73,15 @@ def write(
     said: dict[str, Any] = {**about, ARTIFACT: manifest.digest, FINITE: finite}
     recorded = metadata(arrays.items(), said | ({BASE: manifest.base} if trainable else {}))
     atomic_write(path, safetensors.numpy.save(arrays, metadata=recorded))
+
+
+def header(manifest: Manifest) -> bytes:
+    """Return the beginning of a checkpoint of the trainable state, as `TRAIN_AND_EXPORT` returns it.
+
+    With the outputs appended as raw bytes it is a checkpoint. The first bytes after it are the counts of steps.
+    """
+    tensors = ((s.name, s.dtype, s.shape) for s in trained_state(manifest.state))
+    return header_of(tensors, {BASE: manifest.base})
 
 
 def keep_finite(path: Path) -> Path | None:

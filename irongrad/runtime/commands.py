@@ -6,7 +6,15 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from irongrad.runtime.manifest import INITIAL_STATE, SCOPE, EntryPoint, Manifest, TensorSpec
+from irongrad.runtime.manifest import (
+    CHECKPOINT_HEADER,
+    INITIAL_STATE,
+    SCOPE,
+    STEPS_DIM,
+    EntryPoint,
+    Manifest,
+    TensorSpec,
+)
 from irongrad.runtime.stacks import WORKER_STACK
 
 _ELEMENT_TYPES = {
@@ -95,6 +103,47 @@ def command_line(manifest: Manifest, directory: Path, entry: str) -> str:
     return shlex.join(run_module(manifest, directory, entry))
 
 
+def training_script(manifest: Manifest, directory: Path, entry: str) -> str:
+    """Return shell functions that train from file to file: each process ends, and a checkpoint keeps the state.
+
+    Args:
+        manifest: the artifact's manifest.
+        directory: the artifact's directory.
+        entry: the symbol of an entry point `TRAIN_AND_EXPORT`.
+    """
+    point = manifest.exported(entry)
+    assert point is not None
+    losses = [s for s in point.outputs if s.shape[:1] == (STEPS_DIM,)]
+    files = {s.name: Path(f"$1.{s.name}.{'bin' if s.dtype == 'bfloat16' else 'npy'}") for s in point.inputs}
+    written = {s.name: Path(f"$1.{s.name}.npy") for s in losses}
+    state = len(point.outputs) - len(losses)
+    command = run_module(manifest, directory, entry, inputs=files, outputs=written)[:-state]
+    options = [_in_shell(part) for part in command]
+    first = next(i for i, part in enumerate(options) if part.startswith(f"--parameters={SCOPE}="))
+    options.insert(first, f"${{trained:+--parameters={SCOPE}=$trained}}")
+    lines = " \\\n        ".join([*options, f"$(printf -- '--output=+next.bin %.0s' $(seq {state}))"])
+    header = directory / CHECKPOINT_HEADER
+    count = f"od -An -t d8 -j {header.stat().st_size} -N 8 trained.safetensors"
+    return f"""\
+K={EXAMPLE_SIZE}  # how many steps a file of data holds
+# train DATA: K steps on {", ".join(str(file).replace("$1", "DATA") for file in files.values())}
+train() {{
+    trained=$(ls trained.safetensors 2>/dev/null)
+    cp {shlex.quote(str(header))} next.bin &&
+    {lines} &&
+    sync next.bin && mv next.bin trained.safetensors
+}}
+# steps: how many steps trained.safetensors has behind it
+steps() {{ if [ -e trained.safetensors ]; then {count}; else echo 0; fi; }}"""
+
+
+def _in_shell(part: str) -> str:
+    """An argument of iree-run-module for a shell, in which `$1` is the data, and `$K` the number of steps."""
+    stacked = f"--input={EXAMPLE_SIZE}x"
+    variable = f"--input=${{K}}x{part.removeprefix(stacked)}" if part.startswith(stacked) else part
+    return f'"{variable}"' if "$" in variable else shlex.quote(part)
+
+
 def file_value(spec: TensorSpec, file: Path, size: int = EXAMPLE_SIZE) -> str:
     """Return how a flag of iree-run-module names the tensor in `file`: a .npy file, or raw bytes with their type."""
     return f"@{file}" if file.suffix == ".npy" else f"{_type(spec, size)}=@{file}"
@@ -122,4 +171,4 @@ def _input(spec: TensorSpec, inputs: Mapping[str, Path | str], size: int) -> str
 def _hyper(entry: EntryPoint, name: str, manifest: Manifest, values: Mapping[str, float], size: int) -> str:
     default = next(h.default for h in manifest.hypers if h.name == name)
     value = repr(float(values.get(name, default)))
-    return f"{size}xf64={value}" if entry.name == "train_steps" else value
+    return f"{size}xf64={value}" if entry.is_stacked else value

@@ -22,7 +22,7 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.commands import file_value, filled_value, run_module
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import OF_STATE, TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
+from irongrad.runtime.manifest import OF_STATE, STACKED, STEPS_DIM, TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
 from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
 from irongrad.runtime.safetensors_file import numpy_dtype
 
@@ -145,7 +145,7 @@ class _Planner:
             return {s.name: self._file("state", s, self._initial[s.name], compared=True) for s in point.inputs}
         if point.name == "import_gradients":
             return {}
-        stack = self._golden.steps if point.name == "train_steps" else 0
+        stack = self._golden.steps if point.is_stacked else 0
         files: dict[str, Path | str] = {}
         for spec in [s for s in point.inputs if s.name != TICKET]:
             key = point.key(spec.name)
@@ -160,7 +160,7 @@ class _Planner:
         match point.name:
             case "train_step" | "grad_step":
                 return self._reported(point, 0)
-            case "train_steps":
+            case name if name in STACKED:
                 return self._stacked(point)
             case "eval_step":
                 keys = {s.name: key_of("eval", 0, s.name if number else "") for number, s in enumerate(point.outputs)}
@@ -180,7 +180,8 @@ class _Planner:
         return {loss.name: self._value(key_of("loss", step)), **expected}
 
     def _stacked(self, point: EntryPoint) -> dict[str, _Expected]:
-        steps = [self._reported(point, step) for step in range(self._golden.steps)]
+        losses = replace(point, outputs=tuple(s for s in point.outputs if s.shape[:1] == (STEPS_DIM,)))
+        steps = [self._reported(losses, step) for step in range(self._golden.steps)]
         return {
             name: _Expected(np.stack([s[name].value for s in steps]), max(s[name].allowed for s in steps))
             for name in steps[0]

@@ -5,6 +5,7 @@ The compiler writes it and the runtime reads it (`manifest_file.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -16,6 +17,8 @@ FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 INITIAL_STATE = "state.irpa"
 GOLDEN = "golden.safetensors"
+# The beginning of a checkpoint of the trainable state: behind it come the outputs of `TRAIN_AND_EXPORT`, as raw bytes.
+CHECKPOINT_HEADER = "checkpoint.header"
 SIGNATURE = "manifest.sig"
 PORTABLE_MODULE = "step.mlirbc"
 
@@ -33,17 +36,21 @@ SCALE = "scaler/scale"
 GROWTH_TRACKER = "scaler/growth_tracker"
 SKIPPED = "scaler/skipped"
 # The number of the open forward: `forward` of a step in pieces returns it, and `finish_step` takes it.
-# The entry points in which ranks exchange gradients.
-EXCHANGED = frozenset({"train_step", "train_steps", "apply_step"})
 TICKET = "ticket"
 # Entry points that compute nothing: they export and import the whole state, or the accumulated gradients.
 OF_STATE = ("export_state", "import_state")
 OF_GRADIENTS = ("export_gradients", "import_gradients")
+# K training steps, and the trainable state after them, for a program that ends after each call.
+TRAIN_AND_EXPORT = "train_and_export"
+# Entry points whose inputs and hyperparameters are stacked over K steps.
+STACKED = ("train_steps", TRAIN_AND_EXPORT)
+# The entry points in which ranks exchange gradients.
+EXCHANGED = frozenset({"train_step", *STACKED, "apply_step"})
 # The entry points whose meaning is the same in every artifact. Others are the user's own (`TrainStep.entries`).
 STANDARD = frozenset(
     (
         "train_step",
-        "train_steps",
+        *STACKED,
         "grad_step",
         "apply_step",
         "forward",
@@ -59,7 +66,7 @@ STANDARD = frozenset(
 )
 # Names that an entry point cannot have, because the module or the command line uses them.
 RESERVED = frozenset({"accumulated", "border", "joint", "update", "accumulate", "mean", "finish", "eval", "step"})
-# The input dimension over which `train_steps` loops.
+# The input dimension over which the entry points `STACKED` loop.
 STEPS_DIM = "K"
 # What keeps an index within its tensor; see `IndexSpec.how`.
 PROVED, BY_INPUT, EARLY = "proved", "checked by input", "checked early"
@@ -145,8 +152,8 @@ class EntryPoint:
     Attributes:
         name: the function's name.
         inputs: tensor arguments, in order.
-        hypers: names of the float64 arguments after the inputs. In `train_steps` each is a tensor of shape [K], in all
-            other entry points a scalar.
+        hypers: names of the float64 arguments after the inputs. In the entry points `STACKED` each is a tensor of shape
+            [K], in all others a scalar.
         outputs: results, in order.
         summary: one sentence about what the function does.
         step: the name of the step that it belongs to, among several over one state; empty otherwise.
@@ -167,6 +174,11 @@ class EntryPoint:
     def key(self, name: str) -> str:
         """The name of an input beside those of all other entry points: an entry of the user's has inputs of its own."""
         return name if self.name in STANDARD else of_entry(self.name, name)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether its arguments are stacked over K steps."""
+        return self.name in STACKED
 
     @property
     def is_inference(self) -> bool:
@@ -204,6 +216,11 @@ class StateSpec:
     def model_names(self) -> tuple[str, ...]:
         """Its name, and those under which `model.state_dict()` has it, too."""
         return (self.name, *(self.aliases if self.role in (Role.PARAMETER, Role.BUFFER) else ()))
+
+
+def trained_state(state: Iterable[StateSpec]) -> tuple[StateSpec, ...]:
+    """The state that training changes, in the order of `TRAIN_AND_EXPORT`: the counters of steps are the first."""
+    return tuple(sorted((s for s in state if not s.frozen), key=lambda s: s.role is not Role.COUNTER))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ from irongrad.runtime.errors import ArtifactError
 # safetensors library writes several in an order that differs from run to run.
 ABOUT = "irongrad"
 SHA256 = "sha256"
+_FORMAT = "irongrad-1"
+# The size of a header that we write is a multiple of this.
+_ALIGNMENT = 64
 # The library's own limit of a header's length.
 _LONGEST_HEADER = 100_000_000
 
@@ -182,7 +185,25 @@ def metadata(arrays: Iterable[tuple[str, Array]], about: Mapping[str, Any]) -> d
     checksum = Checksum()
     for name, array in arrays:
         checksum.add(name, array)
-    return {ABOUT: json.dumps({"format": "irongrad-1", SHA256: checksum.text, **about})}
+    return {ABOUT: json.dumps({"format": _FORMAT, SHA256: checksum.text, **about})}
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]], about: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a file; behind it come the bytes of the tensors, in their order.
+
+    Args:
+        tensors: the name, the dtype by numpy's name, and the shape of each tensor.
+        about: what the file says about itself. It has no checksum, because the tensors are not known yet.
+    """
+    spelled = {name: code for code, name in _DTYPES.items()}
+    entries: dict[str, Any] = {"__metadata__": {ABOUT: json.dumps({"format": _FORMAT, **about})}}
+    end = 0
+    for name, dtype, shape in tensors:
+        start, end = end, end + math.prod(shape) * numpy_dtype(dtype).itemsize
+        entries[name] = {"dtype": spelled[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

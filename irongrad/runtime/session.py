@@ -567,14 +567,14 @@ class Session:
         refuse_leftovers(remaining, entry, self.manifest)
         if self._strict:
             check_finite(entry, inputs)
-        if entry.name == "train_steps":
+        if entry.is_stacked:
             numbers: Sequence[Any] = per_step(entry, inputs, hypers, self._infinite)
             values = [*as_steps(entry, inputs), *numbers]
         else:
             numbers = [as_number(entry, n, v, self._infinite) for n, v in zip(entry.hypers, hypers, strict=True)]
             values = [*inputs, *numbers]
         if exchange is not None:
-            exchange.expect(entry.symbol, [*numbers, np.shape(values[0])[0] if entry.name == "train_steps" else 1])
+            exchange.expect(entry.symbol, [*numbers, np.shape(values[0])[0] if entry.is_stacked else 1])
         if entry.name == "train_steps" and exchange is None:
             return self._train_steps(values)
         return self._module.call(entry, values)

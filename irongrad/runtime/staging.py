@@ -13,7 +13,7 @@ from irongrad.runtime.abandoned import remove_abandoned, unique
 from irongrad.runtime.atomic_files import link_or_copy
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.exchange import exchange
-from irongrad.runtime.manifest import GOLDEN, INITIAL_STATE, MANIFEST, PORTABLE_MODULE, SIGNATURE
+from irongrad.runtime.manifest import CHECKPOINT_HEADER, GOLDEN, INITIAL_STATE, MANIFEST, PORTABLE_MODULE, SIGNATURE
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.scratch import held_directory
 
@@ -92,7 +92,7 @@ def _carry_over(output: Path, staging: Path) -> None:
     try:
         of_artifact = {MANIFEST, SIGNATURE, *read_manifest(output).files}
     except ArtifactError:  # damaged, or of another format: its files have the names of a new one's
-        of_artifact = {MANIFEST, SIGNATURE, INITIAL_STATE, GOLDEN, PORTABLE_MODULE}
+        of_artifact = {MANIFEST, SIGNATURE, INITIAL_STATE, GOLDEN, PORTABLE_MODULE, CHECKPOINT_HEADER}
         of_artifact |= {p.name for p in output.glob("step.*.vmfb")}
     for path in output.iterdir():
         new = staging / path.name

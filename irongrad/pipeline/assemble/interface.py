@@ -15,13 +15,16 @@ from irongrad.runtime.manifest import (
     OF_GRADIENTS,
     OF_STATE,
     OF_UPDATES,
+    STACKED,
     STEPS_DIM,
     TICKET,
+    TRAIN_AND_EXPORT,
     EntryPoint,
     Role,
     StateSpec,
     TensorSpec,
     of_entry,
+    trained_state,
 )
 from irongrad.step.train_step import INFERENCE
 
@@ -29,6 +32,7 @@ from irongrad.step.train_step import INFERENCE
 _CHAINS = {
     "train_step": ("joint", "update"),
     "train_steps": ("joint", "update"),
+    TRAIN_AND_EXPORT: ("joint", "update"),
     "grad_step": ("joint", "accumulate"),
     "apply_step": ("mean", "update"),
     "forward": ("forward",),
@@ -40,7 +44,7 @@ _CHAINS = {
 
 
 # The entry points of an undivided step. A split step has `forward` and `finish_step` in their place.
-_OF_UNDIVIDED_STEP = ("train_step", "train_steps", "grad_step", "apply_step", *OF_GRADIENTS)
+_OF_UNDIVIDED_STEP = ("train_step", *STACKED, "grad_step", "apply_step", *OF_GRADIENTS)
 _TICKET = TensorSpec(TICKET, "int64", ())
 
 
@@ -77,6 +81,7 @@ def inference_of(chosen: Sequence[str] | None, entries: Collection[str]) -> tupl
 SUMMARIES = {
     "train_step": "One training step; returns the loss before the update.",
     "train_steps": "K training steps in one call, over inputs stacked along a first dimension; returns every loss.",
+    TRAIN_AND_EXPORT: "As `train_steps`; returns every loss, and the state that training changes.",
     "grad_step": "Loss and gradients, added to the accumulators; parameters stay as they are.",
     "apply_step": "The update from the mean of the accumulated gradients, then cleared; returns the step count.",
     "forward": "The model's outputs in training mode, and the number of this forward; the state stays as it is.",
@@ -141,6 +146,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     of_entries = {name for names in graph.entries.values() for name in names}
     everything = tuple(spec for name, spec in inputs.items() if name not in of_entries)
     stacked = tuple(_stacked(s) for s in everything)
+    losses = (_stacked(trained[0], "losses"), *map(_stacked, trained[1:]))
+    exported = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in trained_state(state))
     sums = tuple(_spec(n, graph.tensor(n).initial, ()) for n in graph.gradients)
     count = TensorSpec("count", "int64", ())
     # Every entry point has a result: nothing waits for a call without one, and then iree-run-module of IREE 3.13.0
@@ -148,7 +155,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
     steps = TensorSpec("steps", "int64", ())
     signatures = {
         "train_step": (everything, hypers, trained),
-        "train_steps": (stacked, hypers, (_stacked(trained[0], "losses"), *map(_stacked, trained[1:]))),
+        "train_steps": (stacked, hypers, losses),
+        TRAIN_AND_EXPORT: (stacked, hypers, (*losses, *exported)),
         "grad_step": (everything, (), trained),
         "apply_step": ((), hypers, (steps,)),
         "eval_step": (everything, (), evaluated),

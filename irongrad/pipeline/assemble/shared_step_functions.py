@@ -16,7 +16,7 @@ from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.assemble.step_functions import call_core, core, given_to, return_line, returned_by
 
-_VIEW = "!hal.buffer_view"
+VIEW = "!hal.buffer_view"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Cores:
         signature = f"({', '.join(_types(given))}) -> ({', '.join(_types(returned))})"
         yield f'{result}.view:{len(returned)} = func.call @"{self._name(chain)}"({names}) : {signature}'
         for i, kind in enumerate(returned.values()):
-            yield f"{result}.{i} = hal.tensor.import {result}.view#{i} : {_VIEW} -> {kind}"
+            yield f"{result}.{i} = hal.tensor.import {result}.view#{i} : {VIEW} -> {kind}"
 
     def results(self, chain: tuple[str, ...], result: str) -> list[str]:
         """The SSA names of the results of a `call`."""
@@ -80,7 +80,7 @@ class Cores:
             yield f"    {_argument_in_body(f'%t{i}', f'%a{i}', value, kind)}"
         yield from (f"    {line}" for line in call_core(chain, self.graph, values, "%r"))
         for i, kind in enumerate(returned.values()):
-            yield f"    %v{i} = hal.tensor.export %r#{i} : {kind} -> {_VIEW}"
+            yield f"    %v{i} = hal.tensor.export %r#{i} : {kind} -> {VIEW}"
         yield return_line([f"%v{i}" for i in range(len(returned))], types, indent="    ")
         yield "  }"
 
@@ -90,20 +90,20 @@ def _is_scalar(value: Value) -> bool:
 
 
 def _types(values: dict[Value, str]) -> list[str]:
-    return ["f64" if _is_scalar(v) else _VIEW for v in values]
+    return ["f64" if _is_scalar(v) else VIEW for v in values]
 
 
 def _argument_of_call(result: str, name: str, value: Value, kind: str) -> Iterator[str]:
     if _is_scalar(value):
         yield f"{result} = tensor.extract {name}[] : {kind}"
     else:
-        yield f"{result} = hal.tensor.export {name} : {kind} -> {_VIEW}"
+        yield f"{result} = hal.tensor.export {name} : {kind} -> {VIEW}"
 
 
 def _argument_in_body(result: str, name: str, value: Value, kind: str) -> str:
     if _is_scalar(value):
         return f"{result} = tensor.from_elements {name} : {kind}"
-    return f"{result} = hal.tensor.import {name} : {_VIEW} -> {kind}"
+    return f"{result} = hal.tensor.import {name} : {VIEW} -> {kind}"
 
 
 def parts_of(chain: tuple[str, ...], graph: StepGraph) -> list[str]:

@@ -45,8 +45,12 @@ class _Step:
     limits: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    """Write two loops over the stacked inputs: first all guards, so that a refusal has no effect, then the steps."""
+def run_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Lines:
+    """Write two loops over the stacked inputs: first all guards, so that a refusal has no effect, then the steps.
+
+    Returns:
+        The SSA names of the stacked losses, and of the values beside them.
+    """
     yield "%c0 = arith.constant 0 : index"
     yield "%c1 = arith.constant 1 : index"
     yield from _measure_step_count(entry)
@@ -67,8 +71,7 @@ def train_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[s
         return [f"%next{n}" for n in range(len(kinds))]
 
     carried = [(f"%acc{n}", f"%none{n}", stack) for n, stack in enumerate(stacks)]
-    made = yield from _loop("%ran", steps, carried, body())
-    yield f"return {', '.join(made)} : {', '.join(stacks)}"
+    return (yield from _loop("%ran", steps, carried, body()))
 
 
 def _loop(result: str, steps: str, carried: Sequence[tuple[str, str, str]], body: Lines) -> Lines:
@@ -164,9 +167,10 @@ def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _St
 
 
 def _single_step(entry: EntryPoint, graph: StepGraph) -> EntryPoint:
-    """`train_steps` with the inputs and the output of one of its steps."""
+    """An entry point over stacked inputs with the inputs and the outputs of one of its steps."""
     made = returned_by(chain_of(entry.name, graph), graph)
-    outputs = tuple(replace(_slice(spec), name=value.name) for value, spec in zip(made, entry.outputs, strict=True))
+    stacks = entry.outputs[: len(made)]
+    outputs = tuple(replace(_slice(spec), name=value.name) for value, spec in zip(made, stacks, strict=True))
     return replace(entry, inputs=tuple(map(_slice, entry.inputs)), outputs=outputs)
 
 

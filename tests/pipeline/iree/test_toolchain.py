@@ -296,3 +296,38 @@ def test_isfinite_and_a_comparison_with_itself_find_nan():
     finite, equal = ig.compile_function(function, (x,))(x.numpy())
     assert finite.tolist() == [True, False, False, False]
     assert equal.tolist() == [True, False, True, True]
+
+
+LOADED_AFTER_A_LOOP = """
+util.global private mutable @s = dense<0> : tensor<i64>
+func.func @f() -> tensor<i64> {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  %ran = scf.while (%i = %c0) : (index) -> index {
+    %more = arith.cmpi ult, %i, %c3 : index
+    scf.condition(%more) %i : index
+  } do {
+  ^bb0(%i: index):
+    %one = arith.constant dense<1> : tensor<i64>
+    %s = util.global.load @s : tensor<i64>
+    %n = arith.addi %s, %one : tensor<i64>
+    util.global.store %n, @s : tensor<i64>
+    %after = arith.addi %i, %c1 : index
+    scf.yield %after : index
+  }
+  %value = util.global.load @s : tensor<i64>
+  %copy = flow.tensor.clone %value : tensor<i64>
+  return %copy : tensor<i64>
+}
+"""
+
+
+def test_iree_still_loads_a_global_before_the_loop_that_stores_it(tmp_path):
+    """When this fails, `train_and_export` can load the state in its own function."""
+    source, output = tmp_path / "loop.mlir", tmp_path / "loop.vmfb"
+    source.write_text(LOADED_AFTER_A_LOOP)
+    result = run_tool("iree-compile", [*parse_target("llvm-cpu").flags, str(source), "-o", str(output)])
+    assert result.returncode == 0, result.stderr
+    command = ["iree-run-module", "--device=local-sync", f"--module={output}", "--function=f"]
+    assert "i64=0" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
