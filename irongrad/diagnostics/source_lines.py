@@ -132,8 +132,8 @@ def caller() -> str:
 
 
 def names_a_line(message: str) -> bool:
-    """Whether a message names a line of a user's file, or of a package that the user calls."""
-    return any(not path.startswith(_OURS) for path, _ in _PLACE.findall(message))
+    """Whether a message names a line of a user's file, which a line of an installed package is not."""
+    return any(is_user_file(path) for path, _ in _PLACE.findall(message))
 
 
 def where(thing: object) -> str:

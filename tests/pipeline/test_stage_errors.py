@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.diagnostics.stage_errors import reported
+from irongrad.diagnostics.stage_errors import refusals_name, reported
 from irongrad.pipeline import driver, front
 from irongrad.pipeline.check_step import check
 from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UserError
@@ -183,6 +184,15 @@ def test_a_refusal_without_a_line_names_the_line_that_makes_the_step(tmp_path: P
         ig.compile(step, tmp_path / "step")
     assert f"in the step that is made at {HERE}:" in str(caught.value)
     assert str(check(step).error) == str(caught.value)
+
+
+def test_a_refusal_at_a_line_of_a_package_names_the_line_that_makes_the_step() -> None:
+    """As for a loss of a package, which no line of the user's calls."""
+    package = f"{sysconfig.get_paths()['purelib']}/some_package/losses.py"
+    for place, is_named in ((package, True), (HERE, False)):
+        with pytest.raises(UserError) as caught, refusals_name("train.py:7"):
+            raise UserError(f"{place}:12: if len(pairs) == 0:\n  a decision")
+        assert ("made at train.py:7" in str(caught.value)) is is_named
 
 
 def test_a_step_that_cannot_be_made_names_its_line() -> None:
