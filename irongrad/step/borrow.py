@@ -195,9 +195,7 @@ class Record:
             for group in groups.values():
                 for tensor, lent in zip(group, _elsewhere(group, dtype), strict=True):
                     self._restore.append(partial(_put_back, tensor, tensor.data, tensor.grad_dtype))
-                    tensor.data = lent
-                    if tensor.requires_grad:
-                        tensor.grad_dtype = lent.dtype
+                    _lend(tensor, lent)
 
     def _reached(self, item: object) -> Iterable[object]:
         """Record the state of one object; what it refers to."""
@@ -306,6 +304,18 @@ def _is_new(before: object, now: object) -> bool:
 def _kept(value: object) -> object:
     """A value without the computation that it comes from."""
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_leaf else value
+
+
+def _lend(tensor: torch.Tensor, lent: torch.Tensor) -> None:
+    """Give `tensor` the memory and the dtype of `lent`; a gradient from before gets the dtype, too."""
+    gradient = tensor.grad if tensor.is_leaf else None
+    if gradient is not None and lent.dtype != tensor.dtype:
+        tensor.grad = None
+    tensor.data = lent
+    if tensor.requires_grad:
+        tensor.grad_dtype = lent.dtype
+        if gradient is not None and tensor.grad is None:
+            tensor.grad = gradient.to(lent.dtype)
 
 
 def _put_back(tensor: torch.Tensor, data: torch.Tensor, grad_dtype: torch.dtype | None) -> None:

@@ -96,6 +96,17 @@ def test_a_borrowed_step_can_be_trained_afterwards() -> None:
     assert np.isfinite(train(step, None))
 
 
+def test_a_gradient_from_before_gets_the_dtype_and_is_put_back() -> None:
+    step, _ = make_step()
+    weight = step.model.linear.weight
+    weight.grad = gradient = torch.ones_like(weight)
+    with borrowed(step, torch.float64):
+        assert weight.grad.dtype is torch.float64
+        assert np.isfinite(train(step, torch.float64))
+    assert weight.grad is gradient
+    assert torch.equal(gradient, torch.ones(3, 4))
+
+
 def test_everything_is_as_before_after_an_error() -> None:
     step, _ = make_step()
     before = step.model.linear.weight.clone()
