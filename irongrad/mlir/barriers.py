@@ -45,6 +45,11 @@ def gradient_line(result: str, value: str, kind: str) -> str:
     return f"{result} = {BARRIER} {{{MARK}, {_GRADIENT}}} {value} : {kind}"
 
 
+def held_line(result: str, value: str, kind: str) -> str:
+    """A line of MLIR that puts `value`, of type `kind`, behind a barrier, as `result`."""
+    return f"{result} = {BARRIER} {{{MARK}}} {value} : {kind}"
+
+
 def is_gradient(operation: Any) -> bool:
     """Whether an operation is a barrier written by `gradient_line`."""
     return operation.name == BARRIER and _GRADIENT in operation.attributes

@@ -81,6 +81,8 @@ def cache_entry(captured: Mapping[str, CapturedStep], options: Options, golden_s
     """The place of the build of captured steps, by name, in the cache; None if the build has to run."""
     if options.cache is None or options.dump_dir is not None or options.stop_after is not None:
         return None
+    if options.base is not None:  # the artifact has the path from its directory, and is one of two files to write
+        return None
     keys = {name: step_key(made, options, golden_steps) for name, made in captured.items()}
     if any(key is None for key in keys.values()):
         return None

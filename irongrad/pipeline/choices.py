@@ -73,6 +73,10 @@ class Choices(TypedDict, total=False):
         Sequence[str] | None,
         Choice(None, "Include only these entry points; repeatable.", ("--entry-point", "entry_points"), "texts"),
     ]
+    base: Annotated[
+        str | os.PathLike[str] | None,
+        Choice(None, "Keep frozen tensors in this .irpa file, which artifacts share.", ("--base",), "path"),
+    ]
     dump_dir: Annotated[
         str | os.PathLike[str] | None, Choice(None, "Write every stage's readable form here.", ("--dump-dir",), "path")
     ]

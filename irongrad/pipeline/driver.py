@@ -86,6 +86,8 @@ def compile(
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
             route: how PyTorch's operators become linalg: `linalg` (directly, the default) or `stablehlo`.
             entry_points: the entry points to include, all by default.
+            base: a file `NAME.irpa` for the frozen parameters and buffers, which artifacts of the same base share and
+                processes map into one memory. It is written if it does not exist.
             dump_dir: the directory for every stage's readable form.
             cache: whether to use the cache on disk, to find earlier results and to keep new ones; True by default.
 
@@ -139,7 +141,8 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         fronts = {name: _front(run, name, made) for name, made in captured.items()}
         own = without_unused_state(fronts, options.entry_points)
         together = joined(step, captured, own)
-        wholes = exchanging(with_frozen_state(together.graphs), options.bucket_bytes)
+        wholes = with_frozen_state(together.graphs, base=options.base is not None)
+        wholes = exchanging(wholes, options.bucket_bytes)
         interfaces = interfaces_of(wholes, options.entry_points)
         graphs = {name: selected(wholes[name], interface) for name, interface in interfaces.items()}
         captured, run.last = {name: captured[name] for name in interfaces}, [*interfaces][-1]
@@ -152,6 +155,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         choices = tuple(choice for record in run.records for choice in record.choices)
         layouts = layouts_of(step.model) if isinstance(step, TrainStep) else {}
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory, layouts=layouts)
+        origin = replace(origin, base=options.base)
         expected = renamed_values(compiled.expected, together)
         verified = compiled.module, compiled.targets, origin, expected, compiled.initial, options.output
         artifact: Artifact = run.stage("package", package, *verified)

@@ -11,6 +11,7 @@ from typing import Unpack
 
 from irongrad.cache import Store, default_store
 from irongrad.passes import Pass, chosen_passes, is_known_pass, registered
+from irongrad.pipeline.base_file import base_path
 from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
@@ -50,6 +51,7 @@ class Options:
         bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
         entry_points: the entry points to include; None for all. Fewer compile faster, and without `grad_step` no memory
             is reserved for accumulated gradients.
+        base: the file of the frozen parameters and buffers; None to keep them in the artifact.
         dump_dir: the directory for every stage's readable form; None to dump nothing.
         stop_after: the last stage to run, a name in `STAGES`; None for all.
         cache: the cache for earlier and new results; None for no cache.
@@ -66,6 +68,7 @@ class Options:
     route: str = "linalg"
     bucket_bytes: int = 0
     entry_points: tuple[str, ...] | None = None
+    base: Path | None = None
     dump_dir: Path | None = None
     stop_after: str | None = None
     cache: Store | None = None
@@ -117,6 +120,7 @@ def make_options(
         route=chosen["route"],
         bucket_bytes=_bucket_bytes(chosen["bucket_size"]) if chosen["communicate"] else 0,
         entry_points=tuple(entry_points) if entry_points is not None else None,
+        base=base_path(chosen["base"]),
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
         stop_after=stop_after,
         cache=default_store() if chosen["cache"] else None,

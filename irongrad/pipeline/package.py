@@ -11,10 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
@@ -23,6 +19,7 @@ from irongrad.pipeline.assemble.exchange import buckets_of, exchanged
 from irongrad.pipeline.assemble.interface import OF_WHOLE, Interface
 from irongrad.pipeline.assemble.size_constraints import constraints_of
 from irongrad.pipeline.assemble.size_guards import accepted_sizes
+from irongrad.pipeline.base_file import base_spec, bytes_of, shared_base
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes, verify_against
 from irongrad.runtime.checkpoint import header
@@ -34,6 +31,7 @@ from irongrad.runtime.manifest import (
     CHECKPOINT_HEADER,
     FORMAT_VERSION,
     INITIAL_STATE,
+    OF_BASE,
     PORTABLE_MODULE,
     SKIPPED,
     TRAIN_AND_EXPORT,
@@ -43,7 +41,6 @@ from irongrad.runtime.manifest import (
     LayoutSpec,
     Manifest,
     MemorySpec,
-    Role,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -91,6 +88,7 @@ class Origin:
         function: the call structure of a compiled function; None for a training step.
         versions: the versions of further packages that made the module, such as JAX.
         layouts: the forms in which the model can be taken out.
+        base: the file of the frozen parameters and buffers; None to keep them in the artifact.
     """
 
     asked: Sequence[str]
@@ -101,6 +99,7 @@ class Origin:
     function: FunctionSpec | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
+    base: Path | None = None
 
 
 def package(
@@ -125,12 +124,13 @@ def package(
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written.
     """
-    with staged(output) as staging:
+    with staged(output) as staging, shared_base(module.graph, origin.base) as base:
         for binary in compiled:
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
         shutil.move(initial, staging / INITIAL_STATE)
         manifest = _with_header(_manifest(module, compiled, origin, staging), staging)
+        manifest = replace(manifest, base_file=None if base is None else base_spec(base, output))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
@@ -253,12 +253,8 @@ def _skips_differ(bad: Sequence[Comparison]) -> bool:
 def write_state(module: AssembledModule, scratch: Path) -> Path:
     """Write the initial state as an IREE parameter archive, and return the file."""
     path = scratch / INITIAL_STATE
-    write_archive(path, {tensor.name: _bytes_of(tensor.initial) for tensor in module.graph.state})
+    write_archive(path, {t.name: bytes_of(t.initial) for t in module.graph.state if not t.in_base})
     return path
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return to_numpy(tensor).reshape(-1).view(np.uint8)
 
 
 def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
@@ -338,9 +334,9 @@ def _of_step(graph: StepGraph, interface: Interface) -> dict[str, Any]:
 
 def _base(graph: StepGraph) -> str:
     """The sha256 of the frozen parameters and buffers; empty if there are none."""
-    frozen = [t for t in graph.state if t.frozen and t.role in (Role.PARAMETER, Role.BUFFER)]
+    frozen = [t for t in graph.state if t.frozen and t.role in OF_BASE]
     digest = hashlib.sha256()
     for tensor in sorted(frozen, key=lambda tensor: tensor.name):
         digest.update(tensor.name.encode() + b"\0")
-        digest.update(_bytes_of(tensor.initial).tobytes())
+        digest.update(bytes_of(tensor.initial).data)
     return digest.hexdigest() if frozen else ""

@@ -18,6 +18,7 @@ import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.atomic_files import atomic_write, link_or_copy
+from irongrad.runtime.base_file import refuse_other_values
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import OF_UPDATES, Manifest, Role, StateSpec, trained_state
 from irongrad.runtime.nonfinite import is_finite
@@ -155,8 +156,13 @@ class Checked:
     is_whole: bool
 
 
-def check(path: Path, manifest: Manifest) -> Checked:
+def check(path: Path, manifest: Manifest, shared: Mapping[str, Array] = MappingProxyType({})) -> Checked:
     """Check that `path` is a checkpoint of this model; reads it one tensor at a time.
+
+    Args:
+        path: the file.
+        manifest: the artifact's manifest.
+        shared: the tensors of the artifact's base file, by name.
 
     Raises:
         ArtifactError: as `read`.
@@ -175,6 +181,8 @@ def check(path: Path, manifest: Manifest) -> Checked:
         checksum, nonfinite = Checksum(), []
         for name, array in file.arrays():
             checksum.add(name, array)
+            if name in shared:
+                refuse_other_values({name: array}, {name: shared[name]}, str(path))
             if not is_finite(array):
                 nonfinite.append(name)
             if name in needed:

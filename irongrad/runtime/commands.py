@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from irongrad.runtime.manifest import (
+    BASE_SCOPE,
     CHECKPOINT_HEADER,
     INITIAL_STATE,
     SCOPE,
@@ -82,7 +83,7 @@ def run_module(
         # Without preloading, IREE 3.13.0 reads the file while the process runs. Then local-task hangs at exit (once in
         # 25 runs of an entry point without results).
         "--parameter_mode=preload",
-        *(f"--parameters={SCOPE}={file}" for file in _states(manifest, directory, state)),
+        *(f"--parameters={scope}={file}" for scope, file in _states(manifest, directory, state)),
         f"--function={point.symbol}",
     ]
     command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
@@ -92,10 +93,11 @@ def run_module(
     return command
 
 
-def _states(manifest: Manifest, directory: Path, state: Path | None) -> list[Path]:
-    """The files of the state: iree-run-module takes a tensor from the first that has it."""
-    own = directory / INITIAL_STATE
-    return [own] if state is None else [state, *([own] if manifest.base else [])]
+def _states(manifest: Manifest, directory: Path, state: Path | None) -> list[tuple[str, Path]]:
+    """The files of the state, each with its scope: iree-run-module takes a tensor from the first that has it."""
+    shared = [(BASE_SCOPE, directory / manifest.base_file.path)] if manifest.base_file is not None else []
+    own = [] if state is not None and not manifest.base else [(SCOPE, directory / INITIAL_STATE)]
+    return [*shared, *([] if state is None else [(SCOPE, state)]), *own]
 
 
 def command_line(manifest: Manifest, directory: Path, entry: str) -> str:

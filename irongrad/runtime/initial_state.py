@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from irongrad.runtime.arrays import Array
+from irongrad.runtime.base_file import base_of
 from irongrad.runtime.checkpoint import from_bytes
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import INITIAL_STATE, Manifest
@@ -12,20 +13,26 @@ from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.parameter_archive import read_archive
 
 
-def initial_state(directory: Path) -> dict[str, Array]:
+def initial_state(directory: Path, base: Path | None = None) -> dict[str, Array]:
     """Return the state that the artifact in `directory` was compiled with.
+
+    Args:
+        directory: the artifact's directory.
+        base: its base file, if not where it was when the artifact was compiled.
 
     Raises:
         ArtifactError: it is missing or damaged.
     """
-    return state_of(read_manifest(directory), directory)
+    return state_of(read_manifest(directory), directory, base)
 
 
-def state_of(manifest: Manifest, directory: Path) -> dict[str, Array]:
+def state_of(manifest: Manifest, directory: Path, base: Path | None = None) -> dict[str, Array]:
     """Return the initial state of the artifact in `directory`, whose manifest is read already.
 
     Raises:
         ArtifactError: its file is missing or damaged.
     """
     check_files(manifest, directory, (INITIAL_STATE,))
-    return from_bytes(read_archive(directory / INITIAL_STATE), manifest)
+    shared = base_of(manifest, directory, base)
+    whole = read_archive(directory / INITIAL_STATE) | (read_archive(shared) if shared is not None else {})
+    return from_bytes(whole, manifest)

@@ -16,7 +16,7 @@ from irongrad.runtime.arguments import as_array, as_input
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import driver_of, is_local, without_launcher
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
-from irongrad.runtime.manifest import SCOPE, EntryPoint, TensorSpec
+from irongrad.runtime.manifest import BASE_SCOPE, SCOPE, EntryPoint, TensorSpec
 from irongrad.runtime.ranks.exchange import Exchange
 from irongrad.runtime.status import reason
 from irongrad.runtime.transfer import to_device, to_host
@@ -36,13 +36,14 @@ class LoadedModule:
         exchange: exchanges gradients with other ranks; None for a module that runs alone.
     """
 
-    def __init__(self, name: Path, code: bytes, states: Sequence[Path], device: str) -> None:
+    def __init__(self, name: Path, code: bytes, states: Sequence[Path], device: str, base: Path | None = None) -> None:
         """
         Args:
             name: the path of the module, for messages.
             code: the contents of that file.
             states: the parameter files or checkpoints to start from; a tensor is that of the first file which has it.
             device: an IREE device URI.
+            base: the parameter file of tensors that nothing changes; a CPU uses them where they are mapped.
 
         Raises:
             ArtifactError: the device cannot be opened, or the module or the state does not load on it.
@@ -56,6 +57,7 @@ class LoadedModule:
         self._unusable = ""
         self._functions: dict[str, Any] = {}
         forks.refuse_drivers_of_ancestors(device)
+        self._base = base
         self._module = self._load(name, code, states)
         forks.register(self)
 
@@ -85,12 +87,15 @@ class LoadedModule:
 
     def _load_on(self, device: Any, name: Path, code: bytes, states: Sequence[Path]) -> Any:
         instance = ireert.VmInstance()
-        index = ireert.ParameterIndex()
+        index, base = ireert.ParameterIndex(), ireert.ParameterIndex()
         try:
+            if self._base is not None:
+                base.load(str(self._base), format=_IRPA, mmap=True)
             # Read the state: a mapped file would stay in memory as well.
             for state in states:
                 index.load(str(state), format=_IRPA if state.suffix == ".irpa" else _SAFETENSORS, mode="file_async")
-            parameters = ireert.create_io_parameters_module(instance, index.create_provider(scope=SCOPE))
+            providers = index.create_provider(scope=SCOPE), base.create_provider(scope=BASE_SCOPE)
+            parameters = ireert.create_io_parameters_module(instance, *providers)
             # A copy: a mapped file that somebody truncates ends the process with SIGBUS.
             module = ireert.VmModule.copy_buffer(instance, code)
             hal = ireert.create_hal_module(instance, device)

@@ -24,6 +24,8 @@ PORTABLE_MODULE = "step.mlirbc"
 
 # The parameter scope in which a .vmfb looks up its state: iree-run-module --parameters=state=FILE
 SCOPE = "state"
+# That of the tensors in a base file.
+BASE_SCOPE = "base"
 STEPS = "irongrad/steps"
 # The state of the random numbers: the seed, and the number of calls of entry points that have drawn under it.
 SEED = "irongrad/seed"
@@ -89,6 +91,8 @@ class Role(StrEnum):
 
 # The state that updates alone read. An artifact without entry points that update has none.
 OF_UPDATES = (Role.OPTIMIZER, Role.SCALER)
+# The state that a base file may hold, if it is frozen.
+OF_BASE = (Role.PARAMETER, Role.BUFFER)
 
 
 @dataclass(frozen=True)
@@ -340,6 +344,21 @@ class FileSpec:
 
 
 @dataclass(frozen=True)
+class BaseSpec:
+    """The file of the frozen parameters and buffers, which several artifacts share.
+
+    Attributes:
+        path: its path from the artifact's directory, with `/` between the parts.
+        sha256: its hash in hexadecimal.
+        size: its size in bytes.
+    """
+
+    path: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
 class FunctionSpec:
     """The signature of a compiled function (`ig.compile_function`); its entry point is `call`.
 
@@ -456,6 +475,7 @@ class Manifest:
         indices: every index that the step uses, and what keeps it within its tensor.
         base: the sha256 of the frozen parameters and buffers, on which checkpoints of the trainable state rely; empty
             if there are none.
+        base_file: the file beside the artifact that holds these; None if the artifact itself does.
         layouts: the forms in which `irongrad export` writes the model, by name: `torch`, and where the model has them
             `huggingface` and `peft`. None for several steps, and for steps that come from no PyTorch model.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
@@ -487,6 +507,7 @@ class Manifest:
     tuned: tuple[ChoiceSpec, ...] = ()
     indices: tuple[IndexSpec, ...] = ()
     base: str = ""
+    base_file: BaseSpec | None = None
     layouts: dict[str, LayoutSpec] = field(default_factory=dict)
     steps: dict[str, StepSpec] = field(default_factory=dict)
     exchange: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -528,6 +549,11 @@ class Manifest:
     def frozen(self) -> frozenset[str]:
         """The names of the state that no step changes, with their aliases."""
         return frozenset(key for s in self.state if s.frozen for key in (s.name, *s.aliases))
+
+    @property
+    def in_base(self) -> tuple[StateSpec, ...]:
+        """The state that lies in the base file; no entry point exports, imports or resets it."""
+        return tuple(s for s in self.state if s.frozen and s.role in OF_BASE) if self.base_file is not None else ()
 
     @property
     def is_mostly_frozen(self) -> bool:

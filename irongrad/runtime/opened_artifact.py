@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from irongrad.runtime import checkpoint as checkpoints
+from irongrad.runtime.arrays import Array
+from irongrad.runtime.base_file import base_of, read_base
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.integrity import check_files, checked_bytes
@@ -30,6 +32,7 @@ class Asked:
         target: the name of a target; None for the first that can run here.
         device: an IREE device URI; None for the target's own.
         checkpoint: the checkpoint to start from; None for the artifact's initial state.
+        base: the base file; None for where it was when the artifact was compiled.
         trusted: the keys of which one must have signed the artifact; None to accept any artifact.
         verifying: whether the caller verifies the numbers, so that an unverified device is accepted.
     """
@@ -37,6 +40,7 @@ class Asked:
     target: str | None
     device: str | None
     checkpoint: Path | None
+    base: Path | None
     trusted: Trusted | None
     verifying: bool
 
@@ -51,6 +55,7 @@ class Opened:
         device: the URI of the device.
         module: the module on the device, with its state.
         nonfinite: the names of the tensors of the checkpoint that hold NaN or infinite values.
+        base: the tensors of the base file, by name.
     """
 
     manifest: Manifest
@@ -58,6 +63,7 @@ class Opened:
     device: str
     module: LoadedModule
     nonfinite: tuple[str, ...]
+    base: dict[str, Array]
 
 
 def opened_artifact(directory: Path, asked: Asked) -> Opened:
@@ -91,10 +97,12 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
     check_files(manifest, directory, (INITIAL_STATE,))
     code = checked_bytes(manifest, directory, target.file)
     check_device(target, directory, device, verifying=asked.verifying)
+    base = base_of(manifest, directory, asked.base)
+    shared = read_base(manifest, base)
     states = [directory / INITIAL_STATE]
     nonfinite: tuple[str, ...] = ()
     if asked.checkpoint is not None:
-        checked = checkpoints.check(asked.checkpoint, manifest)
+        checked = checkpoints.check(asked.checkpoint, manifest, shared)
         nonfinite = checked.nonfinite
         states = [asked.checkpoint, *(() if checked.is_whole else states)]  # IREE takes a tensor from the first file
     if is_local(device):
@@ -103,5 +111,5 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
         size = sum(state.stat().st_size for state in states)
         prefer_large_pages(2 * (size + max(target.transients.values(), default=0)))
         give_workers_stack()
-    module = LoadedModule(directory / target.file, code, states, device)
-    return Opened(manifest, target, device, module, nonfinite)
+    module = LoadedModule(directory / target.file, code, states, device, base)
+    return Opened(manifest, target, device, module, nonfinite, shared)

@@ -32,6 +32,7 @@ from irongrad.runtime.arguments import (
     take,
 )
 from irongrad.runtime.arrays import Array
+from irongrad.runtime.base_file import refuse_other_values
 from irongrad.runtime.chunks import Pace, train_steps
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.initial_state import state_of
@@ -53,6 +54,7 @@ def load(
     target: str | None = None,
     device: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    base: str | os.PathLike[str] | None = None,
     strict: bool = False,
     on_nonfinite: OnNonFinite = "warn",
     trusted: Trusted | None = None,
@@ -64,6 +66,9 @@ def load(
         target: the name of one of its targets; by default the first for `device`, or the first that can run here.
         device: an IREE device URI, such as `local-task`, `local-sync`, `cuda` or `vulkan`; the target's own by default.
         checkpoint: a checkpoint to start from instead of the initial state.
+        base: the base file of an artifact that was compiled with one; by default where it was then, seen from
+            `directory`. A CPU uses it where it is mapped, so processes share its memory. Replace it by renaming
+            another: a process ends if it reads a mapped file that became shorter.
         strict: whether to refuse inputs that are not finite.
         on_nonfinite: what to do when a loss, or the state in a checkpoint, becomes NaN or infinite: `warn` with a
             NonFiniteWarning, `stop` with a NonFiniteError, or `ignore` it. The loss of a step with a loss scale is not
@@ -81,6 +86,7 @@ def load(
         target=target,
         device=device,
         checkpoint=checkpoint,
+        base=base,
         strict=strict,
         on_nonfinite=on_nonfinite,
         trusted=trusted,
@@ -111,6 +117,7 @@ class Session:
         target: str | None = None,
         device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        base: str | os.PathLike[str] | None = None,
         strict: bool = False,
         on_nonfinite: OnNonFinite = "warn",
         trusted: Trusted | None = None,
@@ -122,7 +129,9 @@ class Session:
         if not isinstance(device, str | None):
             raise UserError(f"device must be the URI of a device, such as 'local-task', not {device!r:.60}")
         start = None if checkpoint is None else as_path(checkpoint, "checkpoint")
-        opened = opened_artifact(directory, Asked(target, device, start, trusted, verifying))
+        self._base_path = None if base is None else as_path(base, "base").absolute()
+        opened = opened_artifact(directory, Asked(target, device, start, self._base_path, trusted, verifying))
+        self._base = opened.base
         self.manifest, self.target, self.device = opened.manifest, opened.target, opened.device
         self._module = opened.module
         self.step_name = ""
@@ -283,14 +292,19 @@ class Session:
     def state(self, names: Container[str] | None = None) -> dict[str, Array]:
         """Return a copy of every state tensor by name; tied tensors are one array under each of their names.
 
+        Tensors of a base file are views of it, which cannot be written.
+
         Args:
             names: the names of the tensors to copy, those of the manifest; all by default, under all their names.
         """
-        if names is None:
-            return checkpoints.under_all_names(self._call("export_state", {}), self.manifest)
         entry = self.entry("export_state")
+        if names is None:
+            own = [s.name for s in entry.outputs]
+            whole = dict(zip(own, self._call(entry.name, {}), strict=True)) | self._base
+            return checkpoints.under_all_names([whole[s.name] for s in self.manifest.state], self.manifest)
         kept = [spec.name for spec in entry.outputs if spec.name in names]
-        return dict(zip(kept, self._module.call(entry, [], names), strict=True))
+        copied = dict(zip(kept, self._module.call(entry, [], names), strict=True))
+        return copied | {name: array for name, array in self._base.items() if name in names}
 
     def initial_state(self) -> dict[str, Array]:
         """Return the state that the artifact was compiled with, whatever state this session started from.
@@ -304,7 +318,7 @@ class Session:
                 f"{self.directory} was replaced by another artifact since it was loaded; load it again to start from "
                 "its initial state"
             )
-        return state_of(here, self.directory)
+        return state_of(here, self.directory, self._base_path)
 
     def load_state(self, state: Mapping[str, Array], *, absent: Absent = "keep") -> None:
         """Replace the state, or the part of it that is given.
@@ -329,7 +343,8 @@ class Session:
         rest = self.state if absent == "keep" else self.initial_state
         with self._module.lock:
             whole = completed(state, self.manifest, source, rest)
-            self._invoke("import_state", [whole[s.name] for s in self.manifest.state])
+            refuse_other_values(whole, self._base, source)
+            self._invoke("import_state", [whole[s.name] for s in self.entry("import_state").inputs])
 
     def gradients(self) -> tuple[dict[str, Array], int]:
         """Return the accumulated sums of gradients by parameter, and the number of gradients in each sum."""
@@ -439,8 +454,9 @@ class Session:
             if absent != "keep":
                 self._replace(self.initial_state() | arrays, str(folder), absent)
                 return
-            present = self._module.run(self.entry("export_state"), [])  # buffers of the device
-            values = [arrays.get(s.name, view) for s, view in zip(self.manifest.state, present, strict=True)]
+            entry = self.entry("export_state")
+            present = self._module.run(entry, [])  # buffers of the device
+            values = [arrays.get(s.name, view) for s, view in zip(entry.outputs, present, strict=True)]
             self._invoke("import_state", values)
 
     def to_device(self, array: Any) -> ireert.DeviceArray:

@@ -190,11 +190,13 @@ def plain_module_with_lora(seed: int = 0) -> Any:
     return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
 
 
-def test_an_artifact_that_only_predicts_takes_an_adapter_that_peft_wrote(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", [None, "base.irpa"])
+def test_an_artifact_that_only_predicts_takes_an_adapter_that_peft_wrote(tmp_path: Path, base: str | None) -> None:
     """The base is no transformers model, so PEFT's configuration names its class."""
     entries = ["predict", "export_state", "import_state"]
     inputs = {"x": torch.ones(3, 4)}
-    folder = compiled(plain_module_with_lora(), inputs, torch.mean, tmp_path / "net", entry_points=entries)
+    options = {"entry_points": entries} | ({"base": tmp_path / base} if base else {})
+    folder = compiled(plain_module_with_lora(), inputs, torch.mean, tmp_path / "net", **options)
     other = plain_module_with_lora(seed=1).eval()
     other.save_pretrained(tmp_path / "other")
     theirs = json.loads((tmp_path / "other" / "adapter_config.json").read_text())

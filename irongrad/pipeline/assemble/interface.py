@@ -89,8 +89,8 @@ SUMMARIES = {
     "eval_step": "The loss in evaluation mode.",
     "predict": "The model's outputs in evaluation mode.",
     "call": "The compiled function.",
-    "export_state": "Every state tensor, in the manifest's order.",
-    "import_state": "Replaces every state tensor, in the manifest's order; returns the step count.",
+    "export_state": "Every state tensor, in the manifest's order, without those of a base file.",
+    "import_state": "Replaces every state tensor, in the same order; returns the step count.",
     "export_gradients": "The accumulated sums of gradients, and of how many steps.",
     "import_gradients": "Replaces the accumulated sums of gradients and their number, which it returns.",
     "reset_carry": "Puts the carried values back to the beginning; returns the step count.",
@@ -138,7 +138,8 @@ def describe(graph: StepGraph, chosen: Sequence[str] | None) -> Interface:
         StateSpec(t.name, numpy_name(t.initial.dtype), tuple(t.initial.shape), t.role, t.aliases, t.frozen)
         for t in graph.state
     )
-    tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
+    in_base = {t.name for t in graph.state if t.in_base}
+    tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state if s.name not in in_base)
     hypers = tuple(graph.hypers)
     in_pieces = "finish" in graph.functions
     trained = _reported(graph, "finish" if in_pieces else chain_of("train_step", graph)[0])

@@ -9,7 +9,8 @@ import torch
 
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Pack, StepGraph, Value
-from irongrad.runtime.manifest import SCOPE, Role
+from irongrad.mlir.barriers import held_line
+from irongrad.runtime.manifest import BASE_SCOPE, SCOPE, Role
 
 
 def tensor_type(tensor: torch.Tensor) -> str:
@@ -52,6 +53,7 @@ class Storage:
         self._graph = graph
         self._packs = {p.name: p for p in graph.packs}
         self._places: dict[Value, tuple[str, str, int]] = {}
+        self._base = {Value("state", tensor.name) for tensor in graph.state if tensor.in_base}
         for pack in graph.packs:
             for member, start in pack.starts.items():
                 self._places[member] = symbol("pack", pack.name), self._pack_type(pack), start
@@ -67,7 +69,8 @@ class Storage:
             if Value("state", tensor.name) not in self._places:
                 kind = stored_type(tensor_type(tensor.initial))
                 name = symbol("state", tensor.name)
-                yield f"util.global private mutable {name} = {_parameter(tensor.name)} : {kind}"
+                mutable, scope = ("", BASE_SCOPE) if tensor.in_base else ("mutable ", SCOPE)
+                yield f"util.global private {mutable}{name} = {_parameter(tensor.name, scope)} : {kind}"
         for pack in self._graph.packs:
             if not self._is_gradients(pack):
                 yield f"util.global private mutable {symbol('pack', pack.name)} : {self._pack_type(pack)}"
@@ -86,7 +89,7 @@ class Storage:
 
     def reset(self, roles: Collection[Role] = tuple(Role)) -> Iterator[str]:
         """Reset the state of these roles to its initial values."""
-        for i, tensor in enumerate(t for t in self._graph.state if t.role in roles):
+        for i, tensor in enumerate(t for t in self._graph.state if t.role in roles and not t.in_base):
             kind = tensor_type(tensor.initial)
             yield f"%p{i} = flow.tensor.constant {_parameter(tensor.name)} : {stored_type(kind)}"
             yield f"%v{i} = flow.tensor.clone %p{i} : {stored_type(kind)}"
@@ -98,10 +101,14 @@ class Storage:
             yield from self._load_slice(result, value, kind)
             return
         name, stored = self._symbol(value), stored_type(kind)
+        loaded = result if stored == kind else f"{result}.bytes"
+        if value in self._base:
+            yield f"{loaded}.mapped = util.global.load {name} : {stored}"
+            yield held_line(loaded, f"{loaded}.mapped", stored)
+        else:
+            yield f"{loaded} = util.global.load {name} : {stored}"
         if stored == kind:
-            yield f"{result} = util.global.load {name} : {kind}"
             return
-        yield f"{result}.bytes = util.global.load {name} : {stored}"
         yield f"{result} = arith.trunci {result}.bytes : {stored} to {kind}"
 
     def _load_slice(self, result: str, value: Value, kind: str) -> Iterator[str]:
@@ -194,5 +201,5 @@ def flattened(kind: str) -> str:
     return f"tensor<{elements(kind)}x{element}>"
 
 
-def _parameter(name: str) -> str:
-    return f'#flow.parameter.named<"{SCOPE}"::"{quoted(name)}">'
+def _parameter(name: str, scope: str = SCOPE) -> str:
+    return f'#flow.parameter.named<"{scope}"::"{quoted(name)}">'

@@ -31,6 +31,7 @@ from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
 from irongrad.passes.module.keep_state import KeepState
 from irongrad.passes.module.loops_in_place import LoopsInPlace
+from irongrad.passes.module.map_base import MapBase
 from irongrad.passes.module.matmul_kernels import MatmulKernels
 from irongrad.passes.module.narrow_integers import NarrowIntegers
 from irongrad.passes.module.pack_before_loops import PackBeforeLoops
@@ -90,7 +91,9 @@ RESOURCES = Phase(
     "iree-opt, for a module with loops; values are buffers",
     (LoopsInPlace, ComputeBeforeLoops, KeepGlobalsApart),
 )
-SCHEDULED = Phase("scheduled", "iree-opt; values have lifetimes", (StateInPlace, AllocateApart, PlaceTransients))
+SCHEDULED = Phase(
+    "scheduled", "iree-opt; values have lifetimes", (MapBase, StateInPlace, AllocateApart, PlaceTransients)
+)
 STREAM = Phase(
     "stream", "iree-opt; values have places in memory", (HideGlobals, SpecialiseKernels, JoinExecutables, KeepBuffers)
 )
