@@ -49,7 +49,7 @@ ig.compile(ig.TrainStep(model, torch.nn.functional.cross_entropy, torch.optim.Ad
 
 
 def test_the_run_of_the_page_about_training_trains(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (PAGE.parent / "training.md").read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", (PAGE.parent / "training.md").read_text(), re.DOTALL)
     (tmp_path / "step.py").write_text(STEP)
     (tmp_path / "script.py").write_text(code)
     for script in ("step.py", "script.py"):

@@ -47,7 +47,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_imported_step_has_the_entry_points_that_it_can_have(artifact: Path) -> None:
     manifest = load(artifact).manifest
     names = [e.name for e in manifest.entry_points]
-    assert names == ["train_step", "train_steps", "eval_step", "predict", "export_state", "import_state", "reset"]
+    training, state = ["train_step", "train_steps", "train_and_export"], ["export_state", "import_state", "reset"]
+    assert names == [*training, "eval_step", "predict", *state]
     assert {h.name: h.default for h in manifest.hypers} == {"lr": 0.5, "decay": 1e-3}
     assert manifest.route == "stablehlo"
     assert manifest.versions["jax"] == jax.__version__
