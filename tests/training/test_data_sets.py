@@ -48,7 +48,7 @@ def loader(rows: dict[str, np.ndarray], manifest: Any) -> Any:
 
 
 def loader_with_a_worker(rows: dict[str, np.ndarray], manifest: Any) -> Any:
-    return DataLoader(Streamed(rows), batch_size=6, num_workers=1, multiprocessing_context="fork")
+    return DataLoader(Streamed(rows), batch_size=6, num_workers=1, multiprocessing_context="spawn")
 
 
 def hugging_face(rows: dict[str, np.ndarray], **options: Any) -> Any:
