@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from irongrad.distributed.group import agreed_reason, all_have
+from irongrad.distributed.group import Group, refuse_momentum
 from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from irongrad.runtime.session import Session
 
 
-class Gradients:
+class Gradients(Group):
     """Ranks that exchange gradients in every step, inside the compiled step; see `Session.attach`.
 
     Attributes:
-        rank: the number of this process, from 0.
-        size: the number of ranks.
         tensors: what a checkpoint holds beside the state: nothing.
     """
 
@@ -38,8 +36,8 @@ class Gradients:
         Raises:
             UserError: a number is out of its range.
         """
-        self._ranks, self._check_every = ranks, check_whole("check_every", check_every, 1)
-        self.rank, self.size = ranks.rank, ranks.size
+        super().__init__(ranks)
+        self._check_every = check_whole("check_every", check_every, 1)
 
     def begin(self, session: Session, start: Mapping[str, Array]) -> None:
         """Attach the session to the ranks.
@@ -48,11 +46,7 @@ class Gradients:
             UserError: the artifact was compiled without `communicate`, the ranks have different artifacts, or the
                 checkpoint is from a run with an outer optimizer.
         """
-        if start:
-            raise UserError(
-                "the checkpoint has the momentum of an outer optimizer, which this run would lose: give --sync diloco, "
-                "or begin a new run with its state"
-            )
+        refuse_momentum(start)
         self._session = session
         session.attach(self._ranks)
 
@@ -61,14 +55,6 @@ class Gradients:
         if due or step % self._check_every == 0:
             check_equal(self._session, self._ranks)
 
-    def agreed(self, reason: str | None) -> str | None:
-        """Why the run shall stop, for all ranks alike."""
-        return agreed_reason(self._ranks, reason)
-
-    def all_have(self, has: bool) -> bool:
-        """Whether every rank has a next batch."""
-        return all_have(self._ranks, has)
-
     def recover(self) -> None:
         """Go on with the ranks that are left.
 
@@ -76,7 +62,6 @@ class Gradients:
             RankLostError: the engine cannot.
         """
         self._ranks = self._session.recover()
-        self.rank, self.size = self._ranks.rank, self._ranks.size
 
 
 def check_equal(session: Session, ranks: Communicator) -> None:

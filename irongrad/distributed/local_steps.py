@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from irongrad.distributed.compression import Exact, Sum
-from irongrad.distributed.group import agreed_reason, all_have
+from irongrad.distributed.group import Group, refuse_momentum
 from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.checkpoint import OUTER
@@ -41,12 +41,10 @@ class Nesterov:
     momentum: float = 0.9
 
 
-class LocalSteps:
+class LocalSteps(Group):
     """Ranks that agree on their parameters every so many steps, before an evaluation, and before a checkpoint.
 
     Attributes:
-        rank: the number of this process, from 0.
-        size: the number of ranks.
         rounds: how often they agreed so far.
     """
 
@@ -63,11 +61,10 @@ class LocalSteps:
         Raises:
             UserError: a number is out of its range.
         """
-        self._ranks, self._every = ranks, check_whole("the number of local steps", every, 1)
+        super().__init__(ranks)
+        self._every = check_whole("the number of local steps", every, 1)
         self._outer, self._summed = outer, summed or Exact()
-        self.rank, self.size = ranks.rank, ranks.size
         self.rounds = self._since = 0
-        self._at_boundary = False
 
     @property
     def nbytes(self) -> int:
@@ -98,18 +95,15 @@ class LocalSteps:
         self._is_parameter = np.concatenate(
             [np.full(int(np.prod(s.shape)), s.role is Role.PARAMETER) for s in self._specs]
         )
-        self._share_all()
-        self._anchor = self._flat()
+        session.share_state(ranks=self._ranks)
+        self._anchor = self._flat(session.state())
         self._momentum = np.zeros_like(self._anchor)
         if start:
             self._restore(start)
 
     def _restore(self, start: Mapping[str, Array]) -> None:
         if self._outer is None:
-            raise UserError(
-                "the checkpoint has the momentum of an outer optimizer, which this run would lose: give --sync diloco, "
-                "or begin a new run with its state"
-            )
+            refuse_momentum(start)
         if {n: a.shape for n, a in start.items()} != {s.name: s.shape for s in self._specs}:
             raise ArtifactError("the outer momentum in the checkpoint is that of other parameters; take only its state")
         self._momentum = np.concatenate([np.ravel(start[s.name]) for s in self._specs])
@@ -117,17 +111,12 @@ class LocalSteps:
     def after_step(self, step: int, *, due: bool) -> None:
         """Count a step; agree on the parameters if it is time, or if a round is `due`."""
         self._since += 1
-        self._at_boundary = due or self._since >= self._every
-        if self._at_boundary:
+        if due or self._since >= self._every:
             self._round()
 
     def agreed(self, reason: str | None) -> str | None:
         """Why the run shall stop, for all ranks alike; asked for between two rounds, there is none."""
-        return agreed_reason(self._ranks, reason) if self._at_boundary else None
-
-    def all_have(self, has: bool) -> bool:
-        """Whether every rank has a next batch."""
-        return all_have(self._ranks, has)
+        return super().agreed(reason) if self._since == 0 else None
 
     def recover(self) -> None:
         """Go on with the ranks that are left; what they trained since the last round stays.
@@ -136,30 +125,21 @@ class LocalSteps:
             RankLostError: the engine cannot.
         """
         self._ranks = self._ranks.without_lost()
-        self.rank, self.size = self._ranks.rank, self._ranks.size
 
     def _round(self) -> None:
-        change = self._summed(self._ranks, self._flat() - self._anchor) / np.float32(self.size)
+        state = self._session.state()
+        change = self._summed(self._ranks, self._flat(state) - self._anchor) / np.float32(self.size)
         if self._outer is not None:
             # As torch.optim.SGD with nesterov=True; a change is a gradient with the opposite sign.
             self._momentum = np.float32(self._outer.momentum) * self._momentum + change
             stepped = change + np.float32(self._outer.momentum) * self._momentum
             change = np.where(self._is_parameter, np.float32(self._outer.rate) * stepped, change)
         self._anchor = self._anchor + change
-        self._session.load_state(self._session.state() | self._named(self._anchor))
+        self._session.load_state(state | self._named(self._anchor))
         self.rounds += 1
         self._since = 0
 
-    def _share_all(self) -> None:
-        state = self._session.state()
-        for spec in self._session.manifest.state:
-            array = np.array(state[spec.name], order="C")
-            self._ranks.broadcast(array, 0)
-            state[spec.name] = array
-        self._session.load_state(state)
-
-    def _flat(self) -> Array:
-        state = self._session.state()
+    def _flat(self, state: Mapping[str, Array]) -> Array:
         return np.concatenate([np.ravel(state[s.name]) for s in self._specs])
 
     def _named(self, flat: Array) -> dict[str, Array]:

@@ -110,6 +110,12 @@ class Function:
         """Return the fake tensor of the placeholder at `index`."""
         return next(islice(self.graph.graph.nodes, index, None)).meta["val"]  # placeholders come first
 
+    @property
+    def order_of_results(self) -> dict[Value, int]:
+        """The position of each result in the order of computation."""
+        places = {node: i for i, node in enumerate(self.graph.graph.nodes)}
+        return {v: places[n] for v, n in zip(self.results, self.graph.graph.output_node().args[0], strict=True)}
+
     def results_like(self) -> list[torch.Tensor]:
         """Return the fake tensors of the results."""
         return [n.meta["val"] for n in self.graph.graph.output_node().args[0]]

@@ -502,9 +502,7 @@ class Session:
         Raises:
             RankLostError: the engine cannot go on without a rank: start Open MPI with `mpirun --with-ft ulfm`.
         """
-        exchange = self._module.exchange
-        if exchange is None:
-            raise UserError("no ranks are attached; call attach first")
+        exchange = self._exchange
         exchange.recover()
         counters = [s.name for s in self.manifest.state if s.role is Role.COUNTER]
         state = self.state()
@@ -512,26 +510,30 @@ class Session:
         self.share_state(int(np.argmax(exchange.communicator.gather(made))))
         return exchange.communicator
 
-    def share_state(self, root: int = 0) -> None:
-        """Give all attached ranks the state of the rank `root`."""
+    def share_state(self, root: int = 0, *, ranks: Communicator | None = None) -> None:
+        """Give all ranks the state of the rank `root`; every rank calls this.
+
+        Args:
+            root: the number of the rank.
+            ranks: the ranks; by default those that are attached.
+        """
+        group = self._exchange.communicator if ranks is None else ranks
         with self._module.lock:
             arrays = self._invoke("export_state", [])
             for array in arrays:
-                self._ranks.broadcast(array, root)
+                group.broadcast(array, root)
             self._invoke("import_state", arrays)
 
     @property
     def traffic(self) -> Traffic:
         """What this rank has exchanged since it was attached."""
-        if self._module.exchange is None:
-            raise UserError("no ranks are attached; call attach first")
-        return self._module.exchange.traffic
+        return self._exchange.traffic
 
     @property
-    def _ranks(self) -> Communicator:
+    def _exchange(self) -> Exchange:
         if self._module.exchange is None:
             raise UserError("no ranks are attached; call attach first")
-        return self._module.exchange.communicator
+        return self._module.exchange
 
     # --- calls ----------------------------------------------------------------------------------------------------
 

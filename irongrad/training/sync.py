@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Sync(Protocol):
-    """Ranks that train together. All of them run the same loop, each on its own batches.
+    """Ranks that train together. All of them run the same loop, each on its own batches."""
 
-    Attributes:
-        rank: the number of this process, from 0; the first writes the checkpoints.
-        size: the number of ranks.
-    """
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0; the first writes the checkpoints."""
 
-    rank: int
-    size: int
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
 
     @property
     def tensors(self) -> Mapping[str, Array]:

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.pipeline.assemble.ordering import after
-from irongrad.pipeline.assemble.storage import elements, flattened, put, tensor_type
+from irongrad.pipeline.assemble.storage import element_of, elements, flattened, put, tensor_type
 
 VIEW = "!hal.buffer_view"
 ALLREDUCE, BEGIN, FINISH, RANK = "@comm.allreduce", "@comm.begin", "@comm.finish", "@comm.rank"
@@ -85,7 +85,7 @@ class Bucket:
     @property
     def element(self) -> str:
         """The MLIR type of an element."""
-        return _element(next(iter(self.members.values())))
+        return element_of(next(iter(self.members.values())))
 
     @property
     def nbytes(self) -> int:
@@ -96,10 +96,6 @@ class Bucket:
     def kind(self) -> str:
         """The MLIR type of all members, one after the other."""
         return f"tensor<{self.size}x{self.element}>"
-
-
-def _element(kind: str) -> str:
-    return kind.removeprefix("tensor<").removesuffix(">").split("x")[-1]
 
 
 def _bits(element: str) -> int:
@@ -115,18 +111,11 @@ def exchanged(graph: StepGraph, *, outputs: bool) -> dict[Value, str]:
     """
     joint = graph.functions["joint"]
     typed = {v: tensor_type(t) for v, t in zip(joint.results, joint.results_like(), strict=True)}
-    order = _order(joint)
+    order = joint.order_of_results
     first = sorted((v for v in typed if v.kind == "gradient"), key=lambda v: order[v])
     kinds = ("output", "state") if outputs else ("state",)
-    late = [v for v, kind in typed.items() if v.kind in kinds and _element(kind).lstrip("b").startswith("f")]
+    late = [v for v, kind in typed.items() if v.kind in kinds and element_of(kind).lstrip("b").startswith("f")]
     return {v: typed[v] for v in (*first, *late)}
-
-
-def _order(function: Function) -> dict[Value, int]:
-    """The position of the node that computes each result."""
-    places = {node: i for i, node in enumerate(function.graph.graph.nodes)}
-    nodes = function.graph.graph.output_node().args[0]
-    return {value: places[node] for value, node in zip(function.results, nodes, strict=True)}
 
 
 def buckets_of(values: Mapping[Value, str], limit: int) -> list[Bucket]:
@@ -134,7 +123,7 @@ def buckets_of(values: Mapping[Value, str], limit: int) -> list[Bucket]:
     done: list[Bucket] = []
     filling: dict[str, dict[Value, str]] = {}
     for value, kind in values.items():
-        element = _element(kind)
+        element = element_of(kind)
         mine = filling.setdefault(element, {})
         if mine and Bucket({**mine, value: kind}).nbytes > limit:
             done.append(Bucket(mine))

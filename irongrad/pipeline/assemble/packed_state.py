@@ -47,20 +47,11 @@ def pack_state(graph: StepGraph, taken: Collection[Value] = ()) -> StepGraph:
         return graph
     function, packs = _packed_update(replace(update, graph=copy.deepcopy(update.graph)), graph.prefix, taken)
     source = next((f for n in ("joint", "finish") if (f := graph.functions.get(n)) is not None), None)
-    order = _order_of_results(source) if source is not None else {}
+    # IREE 3.13.0 lets a kernel write directly into a pack only if it runs after the kernels of the members put there
+    # before (compiler/src/iree/compiler/Dialect/Stream/Transforms/EmplaceAllocations.cpp).
+    order = source.order_of_results if source is not None else {}
     packs = tuple(replace(p, starts=dict(sorted(p.starts.items(), key=lambda i: order.get(i[0], 0)))) for p in packs)
     return replace(graph, functions={**graph.functions, "update": function}, packs=packs)
-
-
-def _order_of_results(function: Function) -> dict[Value, int]:
-    """The position of each result in the order of computation; members of a pack are put into it in this order.
-
-    IREE 3.13.0 lets a kernel write directly into a pack only if it runs after the kernels of the members put there
-    before (compiler/src/iree/compiler/Dialect/Stream/Transforms/EmplaceAllocations.cpp).
-    """
-    order = {n: i for i, n in enumerate(function.graph.graph.nodes)}
-    results = function.graph.graph.output_node().args[0]
-    return {v: order[n] for v, n in zip(function.results, results, strict=True)}
 
 
 def _packed_update(function: Function, prefix: str, taken: Collection[Value]) -> tuple[Function, tuple[Pack, ...]]:

@@ -195,10 +195,14 @@ def elements(kind: str) -> int:
     return math.prod(map(int, dims))
 
 
+def element_of(kind: str) -> str:
+    """The MLIR type of the elements of the tensor type `kind`."""
+    return kind.removeprefix("tensor<").removesuffix(">").split("x")[-1]
+
+
 def flattened(kind: str) -> str:
     """The rank-1 MLIR type with as many elements as the type `kind`."""
-    element = kind.removeprefix("tensor<").removesuffix(">").split("x")[-1]
-    return f"tensor<{elements(kind)}x{element}>"
+    return f"tensor<{elements(kind)}x{element_of(kind)}>"
 
 
 def _parameter(name: str, scope: str = SCOPE) -> str:
