@@ -11,15 +11,6 @@ from irongrad.runtime.ranks.communicator import Communicator
 FORMS = "gradients, local:STEPS or diloco:STEPS; and after the steps :bf16 or :int8 to send less"
 
 
-def check_sync(text: str) -> None:
-    """Check what `sync_of` will read.
-
-    Raises:
-        UserError: the text says nothing that exists.
-    """
-    _parsed(text)
-
-
 def sync_of(text: str, ranks: Communicator) -> Gradients | LocalSteps:
     """Read `gradients`, `local:STEPS` or `diloco:STEPS`, the last two with `:bf16` or `:int8` behind.
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from irongrad.distributed.compression import Rounded
-from irongrad.distributed.sync_text import check_sync
+from irongrad.distributed.sync_text import sync_of
 from irongrad.runtime.errors import UserError
 from tests.fixtures.ranks import Ranks
 
@@ -83,9 +83,9 @@ def test_bfloat16_is_rounded_as_torch_rounds_it(change: np.ndarray) -> None:
 )
 def test_text_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="it must be gradients, local:STEPS or diloco:STEPS"):
-        check_sync(text)
+        sync_of(text, Alone())
 
 
 @pytest.mark.parametrize("text", ["gradients", "local:1", "diloco:500", "diloco:500:int8", "local:50:bf16"])
 def test_text_that_means_something_is_accepted(text: str) -> None:
-    check_sync(text)
+    sync_of(text, Alone())
