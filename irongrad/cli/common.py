@@ -44,6 +44,11 @@ step_option = click.option("--step", "step_name", metavar="NAME", help="Which of
 targets_option = click.option(
     "--target", "targets", multiple=True, default=["llvm-cpu"], show_default=True, help="What to compile for."
 )
+base_option = click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    help="Where the artifact's base file is, if not where it was when the artifact was compiled.",
+)
 directory_argument = click.argument("directory", type=click.Path(path_type=Path))
 trusted_option = click.option(
     "--trusted",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from irongrad.cli.common import console, directory_argument, error_console, json_option, print_json
+from irongrad.cli.common import base_option, console, directory_argument, error_console, json_option, print_json
 from irongrad.export.layouts import FORMS, export
 from irongrad.runtime.errors import UserError
 
@@ -51,6 +51,7 @@ Example:
     multiple=True,
     help="What to compile for, for --to inference; the artifact's targets by default. Repeatable.",
 )
+@base_option
 @json_option
 def command(
     directory: Path,
@@ -60,6 +61,7 @@ def command(
     source: str | None,
     merge: bool,
     targets: tuple[str, ...],
+    base: Path | None,
     as_json: bool,
 ) -> None:
     """Write the model of the artifact in DIRECTORY for other tools.
@@ -74,12 +76,12 @@ def command(
     """
     _refuse_useless(form, source, merge, targets)
     if source is None:
-        files, compared = export(directory, form, output, checkpoint), True
+        files, compared = export(directory, form, output, checkpoint, base), True
     else:
         from irongrad.cli.compile import load_one_step
         from irongrad.frontends.trained_step import TrainedStep
 
-        trained = TrainedStep(load_one_step(source, None), source, directory, checkpoint, merge)
+        trained = TrainedStep(load_one_step(source, None), source, directory, checkpoint, merge, base)
         files, compared = _of_code(trained, form, output, targets)
     if not compared:
         error_console.print(

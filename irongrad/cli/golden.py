@@ -7,10 +7,19 @@ from pathlib import Path
 
 import click
 
-from irongrad.cli.common import console, device_option, directory_argument, error_console, json_option, print_json
+from irongrad.cli.common import (
+    base_option,
+    console,
+    device_option,
+    directory_argument,
+    error_console,
+    json_option,
+    print_json,
+)
 from irongrad.runtime.atomic_files import atomic_write
+from irongrad.runtime.base_file import base_of
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.golden_plan import ARTIFACT, FILES, Plan, ctest_script, make_plan, write_files
+from irongrad.runtime.golden_plan import ARTIFACT, BASE, FILES, Plan, ctest_script, make_plan, write_files
 from irongrad.runtime.golden_whole import whole_goldens
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
@@ -30,9 +39,12 @@ Example:
 @directory_argument
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Where to write the files.")
 @click.option("--target", help="Check only this one of the artifact's targets; all by default.")
+@base_option
 @device_option
 @json_option
-def command(directory: Path, output: Path, target: str | None, device: str | None, as_json: bool) -> None:
+def command(
+    directory: Path, output: Path, target: str | None, base: Path | None, device: str | None, as_json: bool
+) -> None:
     """Unpack the golden values of the artifact in DIRECTORY for tools without Python.
 
     Writes inputs and expected results as .npy files (raw .bin where iree-run-module needs it), and checkpoints of the
@@ -44,12 +56,13 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
     names = [t.name for t in manifest.targets]
     if target is not None and target not in names:
         raise UserError(f"{directory} has no target {target!r}; it has {', '.join(names)}")
-    goldens, reason = whole_goldens(directory, manifest)
-    plan = make_plan(manifest, goldens, initial_state(directory), target=target, device=device)
+    goldens, reason = whole_goldens(directory, manifest, base)
+    plan = make_plan(manifest, goldens, initial_state(directory, base), target=target, device=device)
     write_files(plan, manifest, output)
-    # Relative, so that both directories can be copied to another machine side by side.
-    artifact = Path(os.path.relpath(directory.resolve(), output.resolve()))
-    script = ctest_script(plan, artifact, f"{directory.resolve().name}.")
+    # Relative, so that all of them can be copied to another machine side by side.
+    shared = base_of(manifest, directory, base)
+    beside = None if shared is None else _from(output, shared)
+    script = ctest_script(plan, _from(output, directory), f"{directory.resolve().name}.", beside)
     atomic_write(output / CTEST_FILE, script.encode())
     if reason:
         error_console.print(
@@ -59,15 +72,19 @@ def command(directory: Path, output: Path, target: str | None, device: str | Non
             highlight=False,
         )
     if as_json:
-        print_json(_report(plan, directory, output))
+        print_json(_report(plan, directory, shared, output))
         return
     count = len(plan.arrays) + len(plan.states)
     console.print(f"{output}: {count} files for {len(plan.checks)} checks", highlight=False)
     console.print(f"run them with: ctest --test-dir {output}", highlight=False, soft_wrap=True)
 
 
-def _report(plan: Plan, directory: Path, output: Path) -> dict[str, object]:
-    roots = {ARTIFACT: str(directory), FILES: str(output)}
+def _from(directory: Path, path: Path) -> Path:
+    return Path(os.path.relpath(path.resolve(), directory.resolve()))
+
+
+def _report(plan: Plan, directory: Path, base: Path | None, output: Path) -> dict[str, object]:
+    roots = {ARTIFACT: str(directory), BASE: str(base), FILES: str(output)}
 
     def placed(argument: str) -> str:
         for name, path in roots.items():

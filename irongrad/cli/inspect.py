@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from irongrad.cli.common import console, directory_argument, json_option, print_json
+from irongrad.cli.common import base_option, console, directory_argument, json_option, print_json
 from irongrad.runtime.checkpoint import read
 from irongrad.runtime.commands import command_line, training_script
 from irongrad.runtime.errors import UserError
@@ -48,16 +48,19 @@ Example:
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="Show the counters and the loss scale of this one.")
 @click.option("--memory", is_flag=True, help="Show what the forward keeps for the backward, and what that takes.")
 @click.option("--script", is_flag=True, help="Print shell functions that train with iree-run-module alone.")
+@base_option
 @json_option
-def command(directory: Path, checkpoint: Path | None, memory: bool, script: bool, as_json: bool) -> None:
+def command(
+    directory: Path, checkpoint: Path | None, memory: bool, script: bool, base: Path | None, as_json: bool
+) -> None:
     """Show what the artifact in DIRECTORY holds, and how to run it with iree-run-module."""
     manifest = read_manifest(directory)
     check_files(manifest, directory, tuple(manifest.files))
-    state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory)
+    state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory, base)
     values = {s.name: state[s.name].tolist() for s in manifest.state if s.role in _SHOWN}
-    commands = {e.symbol: command_line(manifest, directory, e.symbol) for e in manifest.all_entry_points}
+    commands = {e.symbol: command_line(manifest, directory, e.symbol, base) for e in manifest.all_entry_points}
     trains = [e.symbol for e in manifest.all_entry_points if e.name == TRAIN_AND_EXPORT]
-    scripts = {symbol: training_script(manifest, directory, symbol) for symbol in trains}
+    scripts = {symbol: training_script(manifest, directory, symbol, base) for symbol in trains}
     if as_json:
         report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
         signatures = {e.symbol: e.signature for e in manifest.all_entry_points}

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from irongrad.cli.common import console, directory_argument, json_option, print_json
+from irongrad.cli.common import base_option, console, directory_argument, json_option, print_json
 from irongrad.runtime.manifest import Manifest, TargetSpec
 from irongrad.runtime.manifest_file import read_manifest
 
@@ -23,8 +23,9 @@ Example:
 @click.option(
     "--target", "targets", multiple=True, help="What to compile for; the artifact's targets by default. Repeatable."
 )
+@base_option
 @json_option
-def command(directory: Path, targets: tuple[str, ...], as_json: bool) -> None:
+def command(directory: Path, targets: tuple[str, ...], base: Path | None, as_json: bool) -> None:
     """Compile the artifact in DIRECTORY again, from the portable module in it, with the IREE that is installed.
 
     Needs neither the model nor its code. The result is verified against the artifact's golden values before it replaces
@@ -33,7 +34,7 @@ def command(directory: Path, targets: tuple[str, ...], as_json: bool) -> None:
     from irongrad.pipeline.rebuild import rebuild
 
     before = read_manifest(directory)
-    after = rebuild(directory, targets).manifest
+    after = rebuild(directory, targets, base).manifest
     rows = [_row(t, before, after) for t in after.targets if not targets or t.asked in targets]
     if as_json:
         print_json({"output": directory, "targets": rows})

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from irongrad.cli.common import (
+    base_option,
     console,
     device_option,
     directory_argument,
@@ -44,6 +45,7 @@ Example:
     metavar="[NAME=]FILE.npy",
     help="Where to write an output; without NAME, the outputs in order. Outputs that are not written are printed.",
 )
+@base_option
 @trusted_option
 @target_option
 @device_option
@@ -56,6 +58,7 @@ def command(
     checkpoint: Path | None,
     save: Path | None,
     outputs: tuple[str, ...],
+    base: Path | None,
     trusted: tuple[Path, ...],
     target: str | None,
     device: str | None,
@@ -64,7 +67,7 @@ def command(
     """Call one ENTRY point of the artifact in DIRECTORY."""
     if save is not None:
         refuse_unwritable(save, "--save")
-    session = load(directory, target=target, device=device, checkpoint=checkpoint, trusted=trusted or None)
+    session = load(directory, target=target, device=device, checkpoint=checkpoint, base=base, trusted=trusted or None)
     arrays = {name: load_npy(name, path) for name, path in pairs(inputs, "--input").items()}
     results = session.call(entry, {**arrays, **numbers(settings, "--set")})
     point = session.entry(entry)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from irongrad.cli.common import (
+    base_option,
     console,
     device_option,
     directory_argument,
@@ -117,6 +118,7 @@ Example:
 )
 @click.option("--strict", is_flag=True, help="Refuse inputs that are NaN or infinite.")
 @step_option
+@base_option
 @trusted_option
 @target_option
 @device_option

@@ -70,6 +70,7 @@ class Asked:
     on_nonfinite: OnNonFinite
     strict: bool
     step_name: str | None
+    base: Path | None
     trusted: tuple[Path, ...]
     target: str | None
     device: str | None
@@ -169,6 +170,7 @@ def _session(asked: Asked) -> Session:
         target=asked.target,
         device=asked.device,
         checkpoint=asked.resume,
+        base=asked.base,
         strict=asked.strict,
         on_nonfinite=asked.on_nonfinite,
         trusted=asked.trusted or None,

@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from irongrad.cli.common import (
+    base_option,
     console,
     device_option,
     directory_argument,
@@ -36,16 +37,19 @@ Example:
 )
 @directory_argument
 @click.option("--rows", default=10, show_default=True, help="How many of the worst values to show.")
+@base_option
 @target_option
 @device_option
 @json_option
-def command(directory: Path, rows: int, target: str | None, device: str | None, as_json: bool) -> None:
+def command(
+    directory: Path, rows: int, base: Path | None, target: str | None, device: str | None, as_json: bool
+) -> None:
     """Run the golden steps of the artifact in DIRECTORY and compare with the float64 oracle; needs no PyTorch.
 
     If everything agrees, the manifest gets a record of the device, its driver, the versions, the date and the worst
     error.
     """
-    session = Session(directory, target=target, device=device, verifying=True, on_nonfinite="ignore")
+    session = Session(directory, target=target, device=device, base=base, verifying=True, on_nonfinite="ignore")
     check_files(session.manifest, directory, tuple(session.manifest.golden_files.values()))
     report = verify(session, read_goldens(directory, session.manifest))
     record = signed(report, session.device)

@@ -31,7 +31,9 @@ _NEEDS = {
 }
 
 
-def export(directory: Path, form: str, output: Path, checkpoint: Path | None = None) -> list[Path]:
+def export(
+    directory: Path, form: str, output: Path, checkpoint: Path | None = None, base: Path | None = None
+) -> list[Path]:
     """Write the model of the artifact in `directory` in another tool's form.
 
     Args:
@@ -39,6 +41,7 @@ def export(directory: Path, form: str, output: Path, checkpoint: Path | None = N
         form: one of `FORMS`.
         output: a file for `torch`, and a folder for the others.
         checkpoint: the state to take; the artifact's initial state by default.
+        base: the artifact's base file, if not where it was when the artifact was compiled.
 
     Returns:
         The files that were written. The tensors have the values of the checkpoint, to the bit.
@@ -54,7 +57,7 @@ def export(directory: Path, form: str, output: Path, checkpoint: Path | None = N
         has = ", ".join(manifest.layouts) or "none: it has several steps, or comes from no PyTorch model"
         raise UserError(f"--to {form} needs {_NEEDS[form]}, and that of {directory} is not; the forms it has: {has}")
     _refuse_lost(manifest, layout, form)
-    state = state_of(manifest, directory)
+    state = state_of(manifest, directory, base)
     if checkpoint is not None:
         state |= checkpoints.read(checkpoint, manifest)
     specs = specs_by_name(manifest)

@@ -37,6 +37,7 @@ class TrainedStep:
         directory: the artifact.
         checkpoint: the state to take; the artifact's initial state by default.
         merge: whether to add the adapters of PEFT to the weights that they change.
+        base: the artifact's base file, if not where it was when the artifact was compiled.
     """
 
     step: TrainStep
@@ -44,6 +45,7 @@ class TrainedStep:
     directory: Path
     checkpoint: Path | None = None
     merge: bool = False
+    base: Path | None = None
 
     def loaded(self) -> TrainStep:
         """Load the state; return the step with it, without adapters if they are to be merged.
@@ -57,7 +59,7 @@ class TrainedStep:
             raise UserError(
                 f"{self.directory} has several steps, or comes from no PyTorch model; this export needs one model"
             )
-        state = state_of(manifest, self.directory)
+        state = state_of(manifest, self.directory, self.base)
         if self.checkpoint is not None:
             state |= checkpoints.read(self.checkpoint, manifest)
         with scratch_directory() as scratch:
@@ -80,7 +82,7 @@ class TrainedStep:
         entry = manifest.entry_point("predict")
         if target is None or entry is None:
             return False
-        with load(self.directory, target=target, checkpoint=self.checkpoint) as session:
+        with load(self.directory, target=target, checkpoint=self.checkpoint, base=self.base) as session:
             outputs = session.call("predict", golden.inputs_of(entry))
         if wrong := differences(golden, {s.name: a for s, a in zip(entry.outputs, outputs, strict=True)}):
             raise VerificationError(

@@ -45,12 +45,13 @@ class StoredModule:
     entry_points: tuple[EntryPoint, ...]
 
 
-def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
+def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = None) -> Artifact:
     """Compile targets of the artifact in `directory` again, and verify them; other targets stay as they are.
 
     Args:
         directory: the artifact, which is replaced once everything is verified.
         targets: the targets, in the syntax of `--target`; by default all of the artifact. A new target is added.
+        base: the artifact's base file, if not where it was when the artifact was compiled.
 
     Raises:
         ArtifactError: the artifact is damaged.
@@ -72,7 +73,7 @@ def rebuild(directory: Path, targets: Sequence[str] = ()) -> Artifact:
         changed = _with_targets(manifest, compiled, asked, staging)
         write_manifest(changed, staging)
         rebuilt = [t for t in changed.targets if t.name in {c.target.name for c in compiled}]
-        reports = {t.name: _verified(staging, t.name) for t in rebuilt if not why_not(t, staging, t.device)}
+        reports = {t.name: _verified(staging, t.name, base) for t in rebuilt if not why_not(t, staging, t.device)}
         signed = tuple(
             replace(t, certificate=certificate(reports[t.name], t.device)) if t.name in reports else t
             for t in changed.targets
@@ -104,8 +105,8 @@ def _with_targets(
     return replace(manifest, targets=tuple(targets.values()), files=files)
 
 
-def _verified(staging: Path, target: str) -> Report:
-    session = Session(staging, target=target, on_nonfinite="ignore")
+def _verified(staging: Path, target: str, base: Path | None) -> Report:
+    session = Session(staging, target=target, base=base, on_nonfinite="ignore")
     goldens = read_goldens(staging, session.manifest)
     report = verify(session, goldens)
     if not report.passed:

@@ -35,7 +35,7 @@ def base_of(manifest: Manifest, directory: Path, given: Path | None = None) -> P
     except OSError as error:
         raise ArtifactError(
             f"the base {path} of {directory} cannot be read: {error.strerror}. Put it there, or give its place: "
-            "load(..., base=FILE)"
+            "--base FILE, or load(..., base=FILE)"
         ) from None
     if (found.sha256, found.size) != (spec.sha256, spec.size):
         raise ArtifactError(

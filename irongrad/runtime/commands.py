@@ -46,6 +46,7 @@ def run_module(
     inputs: Mapping[str, Path | str] | None = None,
     hypers: Mapping[str, float] | None = None,
     state: Path | None = None,
+    base: Path | None = None,
     target: str | None = None,
     device: str | None = None,
     outputs: Mapping[str, Path] | None = None,
@@ -61,6 +62,7 @@ def run_module(
             with their smallest valid value.
         hypers: hyperparameter values by name; all others take their defaults.
         state: a checkpoint or parameter file; the artifact's initial state by default. It may lack what is frozen.
+        base: the base file; where it was when the artifact was compiled by default.
         target: the name of the target; the first target by default.
         device: an IREE device URI; the target's own by default.
         outputs: .npy files to write, by output name; an output without a file is printed.
@@ -83,7 +85,7 @@ def run_module(
         # Without preloading, IREE 3.13.0 reads the file while the process runs. Then local-task hangs at exit (once in
         # 25 runs of an entry point without results).
         "--parameter_mode=preload",
-        *(f"--parameters={scope}={file}" for scope, file in _states(manifest, directory, state)),
+        *(f"--parameters={scope}={file}" for scope, file in _states(manifest, directory, state, base)),
         f"--function={point.symbol}",
     ]
     command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
@@ -93,25 +95,27 @@ def run_module(
     return command
 
 
-def _states(manifest: Manifest, directory: Path, state: Path | None) -> list[tuple[str, Path]]:
+def _states(manifest: Manifest, directory: Path, state: Path | None, base: Path | None) -> list[tuple[str, Path]]:
     """The files of the state, each with its scope: iree-run-module takes a tensor from the first that has it."""
-    shared = [(BASE_SCOPE, directory / manifest.base_file.path)] if manifest.base_file is not None else []
+    spec = manifest.base_file
+    shared = [] if spec is None else [(BASE_SCOPE, base or directory / spec.path)]
     own = [] if state is not None and not manifest.base else [(SCOPE, directory / INITIAL_STATE)]
     return [*shared, *([] if state is None else [(SCOPE, state)]), *own]
 
 
-def command_line(manifest: Manifest, directory: Path, entry: str) -> str:
+def command_line(manifest: Manifest, directory: Path, entry: str, base: Path | None = None) -> str:
     """Return a ready-to-paste command line for `entry`, with placeholder inputs."""
-    return shlex.join(run_module(manifest, directory, entry))
+    return shlex.join(run_module(manifest, directory, entry, base=base))
 
 
-def training_script(manifest: Manifest, directory: Path, entry: str) -> str:
+def training_script(manifest: Manifest, directory: Path, entry: str, base: Path | None = None) -> str:
     """Return shell functions that train from file to file: each process ends, and a checkpoint keeps the state.
 
     Args:
         manifest: the artifact's manifest.
         directory: the artifact's directory.
         entry: the symbol of an entry point `TRAIN_AND_EXPORT`.
+        base: the base file; where it was when the artifact was compiled by default.
     """
     point = manifest.exported(entry)
     assert point is not None
@@ -119,7 +123,7 @@ def training_script(manifest: Manifest, directory: Path, entry: str) -> str:
     files = {s.name: Path(f"$1.{s.name}.{'bin' if s.dtype == 'bfloat16' else 'npy'}") for s in point.inputs}
     written = {s.name: Path(f"$1.{s.name}.npy") for s in losses}
     state = len(point.outputs) - len(losses)
-    command = run_module(manifest, directory, entry, inputs=files, outputs=written)[:-state]
+    command = run_module(manifest, directory, entry, inputs=files, outputs=written, base=base)[:-state]
     options = [_in_shell(part) for part in command]
     first = next(i for i, part in enumerate(options) if part.startswith(f"--parameters={SCOPE}="))
     options.insert(first, f"${{trained:+--parameters={SCOPE}=$trained}}")

@@ -4,8 +4,8 @@ A process of iree-run-module calls one function, and its state ends with it. So 
 checkpoint of the golden state before it. The update itself is checked by `train_steps`, whose losses depend on it.
 Further checks require that a bad input is refused, and compare the text of the refusal.
 
-Commands refer to the artifact's directory as `${IRONGRAD_ARTIFACT}` and to the golden files' directory as
-`${IRONGRAD_GOLDEN}`.
+Commands refer to the artifact's directory as `${IRONGRAD_ARTIFACT}`, to its base file as `${IRONGRAD_BASE}`, and to the
+golden files' directory as `${IRONGRAD_GOLDEN}`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
 from irongrad.runtime.safetensors_file import numpy_dtype
 
 ARTIFACT = "${IRONGRAD_ARTIFACT}"
+BASE = "${IRONGRAD_BASE}"
 FILES = "${IRONGRAD_GOLDEN}"
 
 _THRESHOLDS = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -309,6 +310,7 @@ class _Planner:
             point.symbol,
             inputs=inputs,
             state=state,
+            base=Path(BASE),
             target=self._target.name,
             device=device,
             size=self._golden.steps,
@@ -369,7 +371,7 @@ def write_files(plan: Plan, manifest: Manifest, directory: Path) -> None:
         checkpoint.write(directory / name, state, manifest, finite=True)
 
 
-def ctest_script(plan: Plan, artifact: PurePath, prefix: str) -> str:
+def ctest_script(plan: Plan, artifact: PurePath, prefix: str, base: PurePath | None = None) -> str:
     """Return the plan as the text of a `CTestTestfile.cmake`.
 
     A file that includes it may set the script's variables first; the script only sets their defaults.
@@ -378,9 +380,11 @@ def ctest_script(plan: Plan, artifact: PurePath, prefix: str) -> str:
         plan: the plan.
         artifact: the artifact's directory, relative to the script's directory.
         prefix: the prefix of all test names.
+        base: the artifact's base file, relative to the script's directory; None if it has none.
     """
     defaults = {
         "IRONGRAD_ARTIFACT": artifact.as_posix(),
+        **({} if base is None else {"IRONGRAD_BASE": base.as_posix()}),
         "IRONGRAD_GOLDEN": ".",
         "IRONGRAD_RUN_MODULE": "iree-run-module",
         "IRONGRAD_TEST_PREFIX": prefix,

@@ -17,8 +17,13 @@ from irongrad.runtime.session import Session, load
 from irongrad.runtime.verification import largest_error
 
 
-def whole_goldens(directory: Path, manifest: Manifest) -> tuple[dict[str, Golden], str]:
+def whole_goldens(directory: Path, manifest: Manifest, base: Path | None = None) -> tuple[dict[str, Golden], str]:
     """Read all golden values of an artifact, with whole values in place of samples.
+
+    Args:
+        directory: the artifact's directory.
+        manifest: its manifest.
+        base: its base file, if not where it was when the artifact was compiled.
 
     Returns:
         The golden values by step, and the reason why some are left out; empty if none is.
@@ -32,12 +37,15 @@ def whole_goldens(directory: Path, manifest: Manifest) -> tuple[dict[str, Golden
     for name, golden in read_goldens(directory, manifest).items():
         if golden.order:
             continue
-        found[name], reason = whole_golden(directory, manifest.of_step(name) if name else manifest, golden, name)
+        own = manifest.of_step(name) if name else manifest
+        found[name], reason = whole_golden(directory, own, golden, name, base)
         reasons += [reason] if reason else []
     return found, next(iter(reasons), "")
 
 
-def whole_golden(directory: Path, manifest: Manifest, golden: Golden, step: str = "") -> tuple[Golden, str]:
+def whole_golden(
+    directory: Path, manifest: Manifest, golden: Golden, step: str = "", base: Path | None = None
+) -> tuple[Golden, str]:
     """Replace samples by whole values, and leave out samples that have no whole value here.
 
     Returns:
@@ -50,7 +58,7 @@ def whole_golden(directory: Path, manifest: Manifest, golden: Golden, step: str 
     if not missing:
         return golden, ""
     try:
-        found, reason = _run(directory, manifest, golden, step), ""
+        found, reason = _run(directory, manifest, golden, step, base), ""
     except ArtifactError as error:
         found, reason = {}, str(error)
     expected, allowed = dict(golden.expected), dict(golden.allowed)
@@ -78,21 +86,21 @@ def _samples(manifest: Manifest, golden: Golden) -> list[str]:
     return [key for key, shape in shapes.items() if key in expected and expected[key].shape == (SAMPLE,) != shape]
 
 
-def _run(directory: Path, manifest: Manifest, golden: Golden, step_name: str) -> Mapping[str, Array]:
+def _run(directory: Path, manifest: Manifest, golden: Golden, step_name: str, base: Path | None) -> Mapping[str, Array]:
     """Return what the entry points compute from the golden inputs, each from the initial state."""
     has = {e.name for e in manifest.entry_points}
     found: dict[str, Array] = {}
     for entry in (e for e in manifest.entry_points if e.is_inference):
-        outputs = _loaded(directory, step_name).call(entry.name, golden.inputs_of(entry))
+        outputs = _loaded(directory, step_name, base).call(entry.name, golden.inputs_of(entry))
         found |= {key_of(entry.name, 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
     if {"train_step", "export_state"} <= has:
-        session = _loaded(directory, step_name)
+        session = _loaded(directory, step_name, base)
         for step in range(1, golden.steps):
             session.train_step(**golden.inputs_of(session.entry("train_step")))
             found |= {key_of("state", step, n): a for n, a in session.state().items()}
     return found
 
 
-def _loaded(directory: Path, step: str) -> Session:
-    session = load(directory, on_nonfinite="ignore")
+def _loaded(directory: Path, step: str, base: Path | None) -> Session:
+    session = load(directory, base=base, on_nonfinite="ignore")
     return session.step(step) if step else session
