@@ -28,6 +28,8 @@ RUN = "stream.cmd.execute"
 _DISPATCH, _COPY, _FILL = "stream.cmd.dispatch", "stream.cmd.copy", "stream.cmd.fill"
 _TENSOR = "iree_tensor_ext.dispatch.tensor"
 
+NUMBERS = 1  # the operand segment of a dispatch that holds numbers
+
 # Positions of three operands of a command: the memory, the offset and the length in bytes.
 _READ_BY_COPY, _WRITTEN_BY_COPY, _WRITTEN_BY_FILL = (0, 2, 6), (3, 5, 6), (0, 2, 3)
 
@@ -113,6 +115,13 @@ def _segments_of(dispatch: Any, memory: int) -> tuple[int, int, int]:
     sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
     _, resources, _, offsets, lengths, _ = itertools.accumulate(sizes)
     return memory - resources, offsets, lengths
+
+
+def numbers_of(dispatch: Any) -> list[Any]:
+    """The numbers that a dispatch passes to its kernel."""
+    sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
+    start = sum(sizes[:NUMBERS])
+    return list(dispatch.operands)[start : start + sizes[NUMBERS]]
 
 
 def keeps_places(read: Access, write: Access, kernels: Mapping[str, Any]) -> bool:

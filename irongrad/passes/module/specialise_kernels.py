@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from iree.compiler import ir
 
+from irongrad.mlir.stream import NUMBERS, numbers_of
 from irongrad.mlir.walk import executable_of, inside, name_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
@@ -21,7 +22,6 @@ _EXECUTABLE = "stream.executable"
 _EXPORT = "stream.executable.export"
 _FUNCTION = "func.func"
 _DISPATCH = "stream.cmd.dispatch"
-_NUMBERS = 1  # the operand segment of a dispatch that holds numbers
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SpecialiseKernels(ModulePass):
         """Run the pass on one module."""
         calls: dict[str, list[Any]] = defaultdict(list)
         for operation in list(inside(module.operation)):
-            if operation.name == _DISPATCH and len(_numbers(operation)) > _MOST_CONSTANTS:
+            if operation.name == _DISPATCH and len(numbers_of(operation)) > _MOST_CONSTANTS:
                 calls[executable_of(operation)].append(operation)
         executables = [op.operation for op in module.body.operations if op.operation.name == _EXECUTABLE]
         made = sum(_specialise(e, calls[name_of(e)]) for e in executables if name_of(e) in calls)
@@ -54,7 +54,7 @@ class SpecialiseKernels(ModulePass):
 
 def _specialise(executable: Any, calls: Sequence[Any]) -> int:
     """Make a kernel for each set of constants of `calls`; return the number of kernels."""
-    values = [[_constant(number) for number in _numbers(call)] for call in calls]
+    values = [[_constant(number) for number in numbers_of(call)] for call in calls]
     known = [place for place, same in enumerate(zip(*values, strict=True)) if all(value is not None for value in same)]
     if not known:
         return 0
@@ -103,9 +103,9 @@ def _compile_in(executable: Any, constants: Mapping[int, Any]) -> None:
 def _redirect(dispatch: Any, executable: Any, gone: Collection[int]) -> None:
     """Make `dispatch` call the kernel of `executable`, without the numbers at the places in `gone`."""
     sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
-    start = sum(sizes[:_NUMBERS])
+    start = sum(sizes[:NUMBERS])
     without = {start + place for place in gone}
-    sizes[_NUMBERS] -= len(without)
+    sizes[NUMBERS] -= len(without)
     path = [name_of(executable), next(name_of(op) for op in inside(executable) if op.name == _EXPORT)]
     kept = {attribute: dispatch.attributes[attribute] for attribute in dispatch.attributes}
     with ir.InsertionPoint(dispatch):
@@ -121,13 +121,6 @@ def _redirect(dispatch: Any, executable: Any, gone: Collection[int]) -> None:
             loc=dispatch.location,
         )
     dispatch.erase()
-
-
-def _numbers(dispatch: Any) -> list[Any]:
-    """The numbers that a dispatch passes to its kernel."""
-    sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
-    start = sum(sizes[:_NUMBERS])
-    return list(dispatch.operands)[start : start + sizes[_NUMBERS]]
 
 
 def _constant(number: Any) -> Any:

@@ -16,6 +16,7 @@ from irongrad.passes.base import PassResult
 from irongrad.passes.module.allocate_apart import AllocateApart
 from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
+from irongrad.passes.module.correct_alignments import CorrectAlignments
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.even_loops import EvenLoops
@@ -95,7 +96,9 @@ SCHEDULED = Phase(
     "scheduled", "iree-opt; values have lifetimes", (MapBase, StateInPlace, AllocateApart, PlaceTransients)
 )
 STREAM = Phase(
-    "stream", "iree-opt; values have places in memory", (HideGlobals, SpecialiseKernels, JoinExecutables, KeepBuffers)
+    "stream",
+    "iree-opt; values have places in memory",
+    (CorrectAlignments, HideGlobals, SpecialiseKernels, JoinExecutables, KeepBuffers),
 )
 VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
 
