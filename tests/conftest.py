@@ -25,6 +25,7 @@ from tests.fixtures.step_copies import twin_of
 # Fixtures that several test folders share, one file per subject.
 pytest_plugins = (
     "tests.fixtures.compiled_steps",
+    "tests.fixtures.flower",
     "tests.fixtures.long_files_first",
     "tests.fixtures.ranks",
     "tests.fixtures.rewritten_graphs",

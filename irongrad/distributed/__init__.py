@@ -1,7 +1,8 @@
 """Ranks in a training run: when they synchronise, and what they send. Needs no torch."""
 
+from irongrad.distributed.averaging import Nesterov
 from irongrad.distributed.gradients import Gradients, check_equal
 from irongrad.distributed.local_steps import LocalSteps
 from irongrad.distributed.sync_text import sync_of
 
-__all__ = ["Gradients", "LocalSteps", "check_equal", "sync_of"]
+__all__ = ["Gradients", "LocalSteps", "Nesterov", "check_equal", "sync_of"]

@@ -2,7 +2,7 @@
 
 * `local`: the mean of the parameters (local SGD: Stich, "Local SGD converges fast and communicates little", ICLR 2019).
 * `diloco`: one step of an outer optimizer, SGD with Nesterov's momentum, whose gradient is the mean of the changes of
-  all ranks (Douillard et al., "DiLoCo: Distributed low-communication training of language models", arXiv:2311.08105).
+  all ranks (`averaging.py`).
 
 The state of the inner optimizers stays with each rank.
 """
@@ -10,35 +10,21 @@ The state of the inner optimizers stays with each rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from irongrad.distributed.averaging import Nesterov, averaged, check_momentum
 from irongrad.distributed.compression import Exact, Sum
 from irongrad.distributed.group import Group, refuse_momentum
 from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.checkpoint import OUTER
-from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.manifest import Role
 from irongrad.runtime.ranks.communicator import Communicator
 
 if TYPE_CHECKING:
     from irongrad.runtime.session import Session
-
-
-@dataclass(frozen=True)
-class Nesterov:
-    """The outer optimizer of DiLoCo; the defaults are the paper's.
-
-    Attributes:
-        rate: its learning rate.
-        momentum: its momentum.
-    """
-
-    rate: float = 0.7
-    momentum: float = 0.9
 
 
 class LocalSteps(Group):
@@ -88,10 +74,7 @@ class LocalSteps(Group):
             UserError: the parameters are not float32, or the momentum has no use in this run.
         """
         self._session = session
-        specs = [s for s in session.manifest.state if not s.frozen and s.dtype.startswith(("float", "bfloat"))]
-        self._specs = [s for s in specs if s.role in (Role.PARAMETER, Role.BUFFER)]
-        if other := [s for s in self._specs if s.dtype != "float32"]:
-            raise UserError(f"{other[0].name} is of {other[0].dtype}; only parameters of float32 can be averaged")
+        self._specs = averaged(session.manifest)
         self._is_parameter = np.concatenate(
             [np.full(int(np.prod(s.shape)), s.role is Role.PARAMETER) for s in self._specs]
         )
@@ -104,8 +87,7 @@ class LocalSteps(Group):
     def _restore(self, start: Mapping[str, Array]) -> None:
         if self._outer is None:
             refuse_momentum(start)
-        if {n: a.shape for n, a in start.items()} != {s.name: s.shape for s in self._specs}:
-            raise ArtifactError("the outer momentum in the checkpoint is that of other parameters; take only its state")
+        check_momentum(start, self._specs)
         self._momentum = np.concatenate([np.ravel(start[s.name]) for s in self._specs])
 
     def after_step(self, step: int, *, due: bool) -> None:
@@ -130,10 +112,8 @@ class LocalSteps(Group):
         state = self._session.state()
         change = self._summed(self._ranks, self._flat(state) - self._anchor) / np.float32(self.size)
         if self._outer is not None:
-            # As torch.optim.SGD with nesterov=True; a change is a gradient with the opposite sign.
-            self._momentum = np.float32(self._outer.momentum) * self._momentum + change
-            stepped = change + np.float32(self._outer.momentum) * self._momentum
-            change = np.where(self._is_parameter, np.float32(self._outer.rate) * stepped, change)
+            stepped, self._momentum = self._outer.step(change, self._momentum)
+            change = np.where(self._is_parameter, stepped, change)
         self._anchor = self._anchor + change
         self._session.load_state(state | self._named(self._anchor))
         self.rounds += 1

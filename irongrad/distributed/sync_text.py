@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from irongrad.distributed.averaging import Nesterov
 from irongrad.distributed.compression import Exact, Rounded
 from irongrad.distributed.gradients import Gradients
-from irongrad.distributed.local_steps import LocalSteps, Nesterov
+from irongrad.distributed.local_steps import LocalSteps
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.ranks.communicator import Communicator
 

@@ -65,6 +65,7 @@ def train(
     checkpoints: Checkpoints | None = None,
     start: Position | None = None,
     sync: Sync | None = None,
+    before_update: Callable[[Session], None] | None = None,
     callbacks: Sequence[Callback] = (),
     stop: Stop | None = None,
 ) -> Result:
@@ -90,6 +91,8 @@ def train(
         start: where the run stands, from `restore`; by default it is at the number of updates of the session's state.
         sync: the ranks of a run of several processes, such as `irongrad.distributed.Gradients(...)`. Numbered samples
             are dealt to the ranks; an iterable is this rank's own part. The first rank writes the checkpoints.
+        before_update: a function that may change the gradients of a step before the update, by `session.gradients` and
+            `session.load_gradients`. Each step is then a `grad_step` and an `apply_step`.
         callbacks: functions that are called with each event.
         stop: an object with which another thread or a callback asks for a stop.
 
@@ -119,7 +122,9 @@ def train(
     average = _average(session, ema, start)
     if sync is not None:
         sync.begin(session, start.outer)
-    run = _Run(session, own_source, hypers, schedule, evaluation, checkpoints, callbacks, stop, average, sync)
+    run = _Run(
+        session, own_source, hypers, schedule, evaluation, checkpoints, callbacks, stop, average, sync, before_update
+    )
     with on_sigterm(stop):
         return run.to_end(start, epochs, steps)
 
@@ -163,10 +168,11 @@ class _Run:
         stop: Stop,
         average: MovingAverage | None,
         sync: Sync | None,
+        before_update: Callable[[Session], None] | None,
     ) -> None:
         self._session, self._own_source, self._stop = session, own_source, stop
         self._source = own_source()
-        self._hypers, self._schedule = dict(hypers), schedule
+        self._hypers, self._schedule, self._before_update = dict(hypers), schedule, before_update
         self._evaluation = evaluation
         self._every = None if checkpoints is None else checkpoints.every
         self._keep_best = checkpoints is not None and checkpoints.best
@@ -233,10 +239,12 @@ class _Run:
     def _step(self, parts: Parts) -> Reported:
         """Run a step, and move on by one."""
         hypers = self._hypers if self._schedule is None else {**self._hypers, **self._schedule(self._at.step)}
-        if len(parts) == 1:
+        if len(parts) == 1 and self._before_update is None:
             result = reported(self._session.train_step(**parts[0], **hypers))
         else:
             result = mean_of([reported(self._session.grad_step(**part)) for part in parts])
+            if self._before_update is not None:
+                self._before_update(self._session)
             self._session.apply_step(**hypers)
         if self._average is not None:
             self._average.update()

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from irongrad.distributed import Gradients, LocalSteps, check_equal
+from irongrad.distributed import Gradients, LocalSteps, Nesterov, check_equal
 from irongrad.distributed.compression import Rounded
-from irongrad.distributed.local_steps import Nesterov
 from irongrad.runtime import Session
 from irongrad.runtime.errors import IronGradError
 from irongrad.runtime.ranks.mpi import MpiCommunicator

@@ -310,6 +310,30 @@ def test_a_handler_of_the_program_stays(new: Callable[[], Session], batches: Bat
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_may_be_changed_before_the_update(
+    new: Callable[[], Session], arrays: dict[str, Any], accumulate: int
+) -> None:
+    def reverse(session: Session) -> None:
+        sums, count = session.gradients()
+        assert count == accumulate
+        session.load_gradients({n: -g for n, g in sums.items()}, count)
+
+    def data() -> Arrays:
+        return Arrays(arrays, 6, accumulate=accumulate)
+
+    changed, plain, by_hand = new(), new(), new()
+    train(changed, data(), steps=3, before_update=reverse)
+    train(plain, data(), steps=3)
+    for parts in list(data().epoch(0, 0))[:3]:
+        for part in parts:
+            by_hand.grad_step(**part)
+        reverse(by_hand)
+        by_hand.apply_step()
+    same(changed, by_hand)
+    assert np.abs(changed.state()["0.weight"] - plain.state()["0.weight"]).max() > 1e-2
+
+
 def test_events_are_lines_of_json(new: Callable[[], Session], batches: Batches, tmp_path: Path) -> None:
     path, state = tmp_path / "logs" / "run.jsonl", tmp_path / "state.safetensors"
     for _ in range(2):  # a second run adds its lines

@@ -125,7 +125,7 @@ def _grouped_mm(
     return product if out_dtype is None else product.to(out_dtype)
 
 
-# transformers (5.23, integrations/moe.py) hides these products from compilers in custom operators.
+# transformers 5.23 (transformers/integrations/moe.py) hides these products from compilers in custom operators.
 
 
 @decomposes_named("transformers::grouped_mm_fallback")

@@ -1,0 +1,1 @@
+"""Bridges to other tools. Each needs its tool, which is imported on first use."""
