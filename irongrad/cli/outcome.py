@@ -10,6 +10,7 @@ from rich.table import Table
 
 from irongrad.cli.common import console, print_unjudged
 from irongrad.runtime.byte_sizes import readable
+from irongrad.runtime.manifest import OF_BASE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +74,7 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
         console.print("nothing has changed since it was compiled; it comes from the cache")
     if outcome.unrecorded:
         console.print(f"the step must run again the next time, because it {outcome.unrecorded}", highlight=False)
+    _print_base(outcome.manifest, output)
     for target in outcome.manifest.targets:
         _print_target(target, summary, output)
 
@@ -98,6 +100,34 @@ def _print_choices(records: Sequence[Mapping[str, Any]]) -> None:
         times = sorted(choice["seconds"].items(), key=lambda item: item[1])
         table.add_row(what, choice["chosen"], ", ".join(f"{name} {1e3 * value:.3g}" for name, value in times))
     console.print(table)
+
+
+def _print_base(manifest: Manifest, output: Path) -> None:
+    """Print what lies in the base file, and what does not."""
+    spec = manifest.base_file
+    if spec is None:
+        return
+    # numpy is not imported for every verb.
+    from irongrad.runtime.base_file import read_base
+    from irongrad.runtime.parameter_archive import ALIGNMENT
+    from irongrad.runtime.parameter_files import is_aligned
+
+    path = output / spec.path
+    shared = read_base(manifest, path)
+    text = f"base {path}: {readable(sum(a.nbytes for a in shared.values()))} in {len(shared)} tensors"
+    if left := [s.name for s in manifest.state if s.frozen and s.role in OF_BASE and s.name not in shared]:
+        more = f" and {len(left) - 4} more" if left[4:] else ""
+        text += f"; not in it, so in the artifact: {', '.join(left[:4])}{more}"
+    console.print(text, highlight=False, soft_wrap=True)
+    copied = sum(a.nbytes for a in shared.values() if not is_aligned(a))
+    if copied and spec.format != "irpa":
+        console.print(
+            f"each process copies {readable(copied)} of it, because these tensors do not begin at a multiple of "
+            f"{ALIGNMENT} bytes in the file. Processes share the whole of a base whose name ends in .irpa",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) -> None:

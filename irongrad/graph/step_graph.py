@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from irongrad.runtime.manifest import DRAWS, OF_BASE, SEED, IndexSpec, Role, steps_of
+from irongrad.runtime.manifest import DRAWS, SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
 from irongrad.sizes.symbols import has_symbols
@@ -28,7 +28,8 @@ class StateTensor:
         initial: its value before the first step, on the CPU.
         aliases: other names of the same tensor in the model (tied weights).
         frozen: whether no function of any step changes it; known once all functions are (`with_frozen_state`).
-        in_base: whether it lies in a file that other artifacts share, so that no entry point changes it either.
+        base_name: its name in a file that other artifacts share, so that no entry point changes it either; empty if it
+            lies in the artifact.
     """
 
     name: str
@@ -36,7 +37,12 @@ class StateTensor:
     initial: torch.Tensor
     aliases: tuple[str, ...] = ()
     frozen: bool = False
-    in_base: bool = False
+    base_name: str = ""
+
+    @property
+    def in_base(self) -> bool:
+        """Whether it lies in a file that other artifacts share."""
+        return bool(self.base_name)
 
 
 @dataclass(frozen=True)
@@ -126,20 +132,15 @@ def sizes_like(value: torch.Tensor, like: torch.Tensor) -> list[int]:
     return [b if isinstance(b, int) else a for a, b in zip(value.shape, like.shape, strict=True)]
 
 
-def with_frozen_state(graphs: Mapping[str, StepGraph], *, base: bool = False) -> dict[str, StepGraph]:
+def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
     """Mark the state that no function of any of these graphs, over one state, changes.
 
     A seed is not frozen: `Session.seed` replaces it, and a run resumes with the one that it began with.
-
-    Args:
-        graphs: the step graphs by name.
-        base: whether frozen parameters and buffers lie in a base file.
     """
     written = {v.name for g in graphs.values() for f in g.functions.values() for v in f.results if v.kind == "state"}
 
     def marked(tensor: StateTensor) -> StateTensor:
-        frozen = tensor.name not in written and tensor.role is not Role.RANDOM
-        return replace(tensor, frozen=frozen, in_base=base and frozen and tensor.role in OF_BASE)
+        return replace(tensor, frozen=tensor.name not in written and tensor.role is not Role.RANDOM)
 
     return {name: replace(graph, state=tuple(map(marked, graph.state))) for name, graph in graphs.items()}
 

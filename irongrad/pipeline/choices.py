@@ -75,7 +75,12 @@ class Choices(TypedDict, total=False):
     ]
     base: Annotated[
         str | os.PathLike[str] | None,
-        Choice(None, "Keep frozen tensors in this .irpa file, which artifacts share.", ("--base",), "path"),
+        Choice(
+            None,
+            "Keep frozen tensors in this .irpa, which artifacts share, or the model's own .safetensors or .gguf.",
+            ("--base",),
+            "path",
+        ),
     ]
     dump_dir: Annotated[
         str | os.PathLike[str] | None, Choice(None, "Write every stage's readable form here.", ("--dump-dir",), "path")

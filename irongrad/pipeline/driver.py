@@ -27,6 +27,7 @@ from irongrad.pipeline.assemble.interface import (
 )
 from irongrad.pipeline.assemble.packed_state import pack_together
 from irongrad.pipeline.backend import portable_module
+from irongrad.pipeline.base_file import with_base
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
@@ -86,8 +87,9 @@ def compile(
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
             route: how PyTorch's operators become linalg: `linalg` (directly, the default) or `stablehlo`.
             entry_points: the entry points to include, all by default.
-            base: a file `NAME.irpa` for the frozen parameters and buffers, which artifacts of the same base share and
-                processes map into one memory. It is written if it does not exist.
+            base: a file for the frozen parameters and buffers, which artifacts of the same base share and processes map
+                into one memory. `NAME.irpa` is written if it does not exist. It may also be the `.safetensors` or
+                `.gguf` file from which the model was loaded.
             dump_dir: the directory for every stage's readable form.
             cache: whether to use the cache on disk, to find earlier results and to keep new ones; True by default.
 
@@ -141,7 +143,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         fronts = {name: _front(run, name, made) for name, made in captured.items()}
         own = without_unused_state(fronts, options.entry_points)
         together = joined(step, captured, own)
-        wholes = with_frozen_state(together.graphs, base=options.base is not None)
+        wholes = with_base(with_frozen_state(together.graphs), options.base)
         wholes = exchanging(wholes, options.bucket_bytes)
         interfaces = interfaces_of(wholes, options.entry_points)
         graphs = {name: selected(wholes[name], interface) for name, interface in interfaces.items()}

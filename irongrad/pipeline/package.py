@@ -130,7 +130,7 @@ def package(
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
         shutil.move(initial, staging / INITIAL_STATE)
         manifest = _with_header(_manifest(module, compiled, origin, staging), staging)
-        manifest = replace(manifest, base_file=None if base is None else base_spec(base, output))
+        manifest = replace(manifest, base_file=None if base is None else base_spec(module.graph, base, output))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []

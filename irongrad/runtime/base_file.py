@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import iree.runtime as ireert
+
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import Manifest
 from irongrad.runtime.manifest_file import file_spec
-from irongrad.runtime.parameter_archive import read_archive
+from irongrad.runtime.parameter_files import parameter_index, read_parameters
 from irongrad.runtime.safetensors_file import numpy_dtype
 
 
@@ -47,10 +49,25 @@ def base_of(manifest: Manifest, directory: Path, given: Path | None = None) -> P
 
 def read_base(manifest: Manifest, path: Path | None) -> dict[str, Array]:
     """Return the tensors of the base by name, as read-only views of the mapped file."""
-    if path is None:
+    spec = manifest.base_file
+    if path is None or spec is None:
         return {}
-    raw = read_archive(path)
-    return {s.name: raw[s.name].view(numpy_dtype(s.dtype)).reshape(s.shape) for s in manifest.in_base}
+    raw = read_parameters(path, spec.format)
+    return {s.name: raw[spec.tensors[s.name]].view(numpy_dtype(s.dtype)).reshape(s.shape) for s in manifest.in_base}
+
+
+def base_index(manifest: Manifest, path: Path | None, *, mapped: bool) -> ireert.ParameterIndex:
+    """Return IREE's index of the base file; an empty one without a base.
+
+    Args:
+        manifest: the artifact's manifest.
+        path: the base file.
+        mapped: whether the device can use memory of the host.
+    """
+    spec = manifest.base_file
+    if path is None or spec is None:
+        return ireert.ParameterIndex()
+    return parameter_index(path, spec.format, mapped=mapped)
 
 
 def refuse_other_values(arrays: Mapping[str, Array], base: Mapping[str, Array], source: str) -> None:

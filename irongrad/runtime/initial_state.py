@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.base_file import base_of
+from irongrad.runtime.base_file import base_of, read_base
 from irongrad.runtime.checkpoint import from_bytes
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import INITIAL_STATE, Manifest
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.parameter_archive import read_archive
+from irongrad.runtime.parameter_files import read_parameters
 
 
 def initial_state(directory: Path, base: Path | None = None) -> dict[str, Array]:
@@ -34,5 +34,4 @@ def state_of(manifest: Manifest, directory: Path, base: Path | None = None) -> d
     """
     check_files(manifest, directory, (INITIAL_STATE,))
     shared = base_of(manifest, directory, base)
-    whole = read_archive(directory / INITIAL_STATE) | (read_archive(shared) if shared is not None else {})
-    return from_bytes(whole, manifest)
+    return from_bytes(read_parameters(directory / INITIAL_STATE) | read_base(manifest, shared), manifest)

@@ -36,14 +36,16 @@ class LoadedModule:
         exchange: exchanges gradients with other ranks; None for a module that runs alone.
     """
 
-    def __init__(self, name: Path, code: bytes, states: Sequence[Path], device: str, base: Path | None = None) -> None:
+    def __init__(
+        self, name: Path, code: bytes, states: Sequence[Path], device: str, base: ireert.ParameterIndex
+    ) -> None:
         """
         Args:
             name: the path of the module, for messages.
             code: the contents of that file.
             states: the parameter files or checkpoints to start from; a tensor is that of the first file which has it.
             device: an IREE device URI.
-            base: the parameter file of tensors that nothing changes; a CPU uses them where they are mapped.
+            base: the tensors that nothing changes.
 
         Raises:
             ArtifactError: the device cannot be opened, or the module or the state does not load on it.
@@ -87,14 +89,12 @@ class LoadedModule:
 
     def _load_on(self, device: Any, name: Path, code: bytes, states: Sequence[Path]) -> Any:
         instance = ireert.VmInstance()
-        index, base = ireert.ParameterIndex(), ireert.ParameterIndex()
+        index = ireert.ParameterIndex()
         try:
-            if self._base is not None:
-                base.load(str(self._base), format=_IRPA, mmap=True)
             # Read the state: a mapped file would stay in memory as well.
             for state in states:
                 index.load(str(state), format=_IRPA if state.suffix == ".irpa" else _SAFETENSORS, mode="file_async")
-            providers = index.create_provider(scope=SCOPE), base.create_provider(scope=BASE_SCOPE)
+            providers = index.create_provider(scope=SCOPE), self._base.create_provider(scope=BASE_SCOPE)
             parameters = ireert.create_io_parameters_module(instance, *providers)
             # A copy: a mapped file that somebody truncates ends the process with SIGBUS.
             module = ireert.VmModule.copy_buffer(instance, code)

@@ -351,11 +351,18 @@ class BaseSpec:
         path: its path from the artifact's directory, with `/` between the parts.
         sha256: its hash in hexadecimal.
         size: its size in bytes.
+        tensors: the names of the tensors in it, by their names in `state`.
     """
 
     path: str
     sha256: str
     size: int
+    tensors: dict[str, str]
+
+    @property
+    def format(self) -> str:
+        """IREE's name of its format, which iree-run-module tells by the end of its name."""
+        return self.path.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -475,7 +482,7 @@ class Manifest:
         indices: every index that the step uses, and what keeps it within its tensor.
         base: the sha256 of the frozen parameters and buffers, on which checkpoints of the trainable state rely; empty
             if there are none.
-        base_file: the file beside the artifact that holds these; None if the artifact itself does.
+        base_file: the file beside the artifact that holds these, or most of them; None if the artifact itself does.
         layouts: the forms in which `irongrad export` writes the model, by name: `torch`, and where the model has them
             `huggingface` and `peft`. None for several steps, and for steps that come from no PyTorch model.
         steps: the steps of an artifact of several (`irongrad.Steps`), by name. The fields that a `StepSpec` has, too,
@@ -553,7 +560,7 @@ class Manifest:
     @property
     def in_base(self) -> tuple[StateSpec, ...]:
         """The state that lies in the base file; no entry point exports, imports or resets it."""
-        return tuple(s for s in self.state if s.frozen and s.role in OF_BASE) if self.base_file is not None else ()
+        return tuple(s for s in self.state if self.base_file is not None and s.name in self.base_file.tensors)
 
     @property
     def is_mostly_frozen(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.base_file import base_of, read_base
+from irongrad.runtime.base_file import base_index, base_of, read_base
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.integrity import check_files, checked_bytes
@@ -111,5 +111,7 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
         size = sum(state.stat().st_size for state in states)
         prefer_large_pages(2 * (size + max(target.transients.values(), default=0)))
         give_workers_stack()
-    module = LoadedModule(directory / target.file, code, states, device, base)
+    module = LoadedModule(
+        directory / target.file, code, states, device, base_index(manifest, base, mapped=is_local(device))
+    )
     return Opened(manifest, target, device, module, nonfinite, shared)

@@ -1,4 +1,4 @@
-"""IREE parameter archives (`.irpa`): each value is stored once, and a tensor of one repeated value takes no space.
+"""Write IREE's parameter archives (`.irpa`): a value is stored once, and a number that repeats takes no space.
 
 The format is described in runtime/src/iree/schemas/parameter_archive.h of IREE 3.13.0: a header, a table of entries,
 the names, and the data. Several entries may refer to the same data. A splat entry has a pattern in place of data.
@@ -11,9 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import iree.runtime as ireert
 import numpy as np
 
 from irongrad.runtime.arrays import Array
@@ -76,20 +74,6 @@ def write_archive(path: Path, arrays: Mapping[str, Array]) -> None:
         for raw in data:
             file.write(raw.data)
             file.write(bytes(_aligned(raw.size, ALIGNMENT) - raw.size))
-
-
-def read_entry(entry: Any) -> Array:
-    """Return the bytes of an entry of an `iree.runtime.ParameterIndex`: a view if they lie in memory, else an array."""
-    if entry.is_splat:
-        return np.frombuffer(entry.splat_pattern * (entry.length // len(entry.splat_pattern)), np.uint8)
-    return np.frombuffer(entry.file_view, np.uint8)
-
-
-def read_archive(path: Path) -> dict[str, Array]:
-    """Return the bytes of the tensors of an archive by name, as views of the mapped file where they are in it."""
-    index = ireert.ParameterIndex()
-    index.load(str(path), format="irpa")
-    return {name: read_entry(entry) for name, entry in index.items()}
 
 
 def _table(entries: Mapping[str, _Entry], size: int) -> bytes:

@@ -18,6 +18,7 @@ import irongrad as ig
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.safetensors_file import read_arrays
 from tests.cli.test_golden import agrees, ctest
+from tests.runtime.test_base_formats import write_safetensors
 
 STEP = """
 import torch
@@ -116,3 +117,15 @@ def test_printed_commands_name_the_base(place: Path, commands: dict[str, list[ob
     assert f"--parameters=base={base}" in command
     assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
     assert f"--parameters=base={base}" in printed["scripts"]["train_and_export"]
+
+
+def test_compile_says_what_is_shared_and_what_is_copied(place: Path, tmp_path: Path):
+    (tmp_path / "step.py").write_text(STEP)
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 16)
+    step = ["compile", f"{tmp_path / 'step.py'}:make_step", "--entry-point", "predict", "-o", tmp_path / "net"]
+    for shift, copied in ((0, False), (8, True)):
+        write_safetensors(tmp_path / "model.safetensors", {"first.weight": layer.weight.detach().numpy()}, shift)
+        printed = call(*step, "--base", tmp_path / "model.safetensors")
+        assert "model.safetensors: 0.5KiB in 1 tensors; not in it, so in the artifact: 0.bias\n" in printed
+        assert ("each process copies 0.5KiB of it, because these tensors" in printed) == copied

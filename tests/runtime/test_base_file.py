@@ -17,7 +17,7 @@ from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.parameter_archive import read_archive
+from irongrad.runtime.parameter_files import read_parameters
 
 WIDTH = 1024
 
@@ -66,8 +66,8 @@ def batch(seed: int) -> dict[str, np.ndarray]:
 
 def test_the_base_lies_in_its_own_file(place):
     names = {"base.0.weight", "base.0.bias", "base.2.weight", "base.2.bias", "scale"}
-    assert read_archive(place / "model.irpa").keys() == names
-    assert not names & read_archive(place / "net/state.irpa").keys()
+    assert read_parameters(place / "model.irpa").keys() == names
+    assert not names & read_parameters(place / "net/state.irpa").keys()
     assert (place / "net/state.irpa").stat().st_size < 20_000
     assert read_manifest(place / "net").base_file.path == "../model.irpa"
     for name, array in initial_state(place / "plain").items():

@@ -12,7 +12,8 @@ import pytest
 
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.parameter_archive import ALIGNMENT, read_archive, write_archive
+from irongrad.runtime.parameter_archive import ALIGNMENT, write_archive
+from irongrad.runtime.parameter_files import read_parameters
 
 VALUES = np.arange(1000, dtype=np.float32)
 
@@ -47,7 +48,7 @@ def entries(path: Path) -> dict[str, ireert.ParameterIndexEntry]:
 )
 def test_every_array_comes_back_to_the_bit(tmp_path, array):
     write_archive(tmp_path / "a.irpa", {"before": VALUES, "ä/1.weight": array, "after": VALUES[:3]})
-    read = read_archive(tmp_path / "a.irpa")
+    read = read_parameters(tmp_path / "a.irpa")
     assert list(read) == ["before", "ä/1.weight", "after"]
     assert read["ä/1.weight"].tobytes() == array.tobytes()
     assert read["after"].tobytes() == VALUES[:3].tobytes()
@@ -63,8 +64,8 @@ def test_equal_tensors_are_stored_once(tmp_path):
     write_archive(tmp_path / "many.irpa", {"a": VALUES, "b": VALUES + 1, "c": VALUES.copy(), "d": VALUES.copy()})
     size = (tmp_path / "many.irpa").stat().st_size - (tmp_path / "one.irpa").stat().st_size
     assert size < 1.2 * VALUES.nbytes
-    assert read_archive(tmp_path / "many.irpa")["d"].tobytes() == VALUES.tobytes()
-    assert read_archive(tmp_path / "many.irpa")["b"].tobytes() == (VALUES + 1).tobytes()
+    assert read_parameters(tmp_path / "many.irpa")["d"].tobytes() == VALUES.tobytes()
+    assert read_parameters(tmp_path / "many.irpa")["b"].tobytes() == (VALUES + 1).tobytes()
 
 
 def test_data_is_aligned_so_that_iree_can_use_it_in_place(tmp_path):
@@ -75,7 +76,7 @@ def test_data_is_aligned_so_that_iree_can_use_it_in_place(tmp_path):
 
 def test_an_empty_archive_is_read(tmp_path):
     write_archive(tmp_path / "a.irpa", {})
-    assert read_archive(tmp_path / "a.irpa") == {}
+    assert read_parameters(tmp_path / "a.irpa") == {}
 
 
 def test_others_may_read_the_file(tmp_path):

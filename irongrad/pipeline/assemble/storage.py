@@ -69,8 +69,10 @@ class Storage:
             if Value("state", tensor.name) not in self._places:
                 kind = stored_type(tensor_type(tensor.initial))
                 name = symbol("state", tensor.name)
-                mutable, scope = ("", BASE_SCOPE) if tensor.in_base else ("mutable ", SCOPE)
-                yield f"util.global private {mutable}{name} = {_parameter(tensor.name, scope)} : {kind}"
+                if tensor.in_base:
+                    yield f"util.global private {name} = {_parameter(tensor.base_name, BASE_SCOPE)} : {kind}"
+                else:
+                    yield f"util.global private mutable {name} = {_parameter(tensor.name)} : {kind}"
         for pack in self._graph.packs:
             if not self._is_gradients(pack):
                 yield f"util.global private mutable {symbol('pack', pack.name)} : {self._pack_type(pack)}"
