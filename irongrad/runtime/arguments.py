@@ -35,14 +35,11 @@ def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
 def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
     """Refuse argument names that the entry point does not take.
 
-    A hyperparameter's name without a group number (`lr` for `lr_0` and `lr_1`) means every parameter group, so it is
-    accepted.
-
     Raises:
         GuardError: names the first unknown argument, and says so if its value is compiled in.
     """
     for name in given:
-        if any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers):
+        if is_hyper(name, entry):
             continue
         if name in manifest.fixed:
             if given[name] == manifest.fixed[name]:
@@ -52,6 +49,11 @@ def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Mani
                 "update does not read it, or keeps no state for it. Compile with the value you want"
             )
         raise GuardError(f"{entry.symbol} takes no argument {name!r}; expected {entry.signature}")
+
+
+def is_hyper(name: str, entry: EntryPoint) -> bool:
+    """Whether a name means hyperparameters of an entry point; `lr` means every group, of `lr_0` and `lr_1`."""
+    return name in entry.hypers or any(h.startswith(f"{name}_") and h[len(name) + 1 :].isdigit() for h in entry.hypers)
 
 
 def check_finite(entry: EntryPoint, inputs: Sequence[Any]) -> None:

@@ -39,23 +39,29 @@ class CheckedGrid:
         replies = list(self._grid.send_and_receive(sent, timeout=timeout))
         if not sent or not _is_training(sent[0]):
             return replies
-        refused = {_node(reply): reason for reply in replies if (reason := self._reason(reply)) is not None}
-        if len(refused) == len(replies):
-            reasons = "; ".join(f"client {node}: {reason}" for node, reason in refused.items())
-            raise UserError(f"of {len(sent)} clients none sent parameters in this round: {reasons or 'no replies'}")
-        for node, reason in refused.items():
-            _LOG.warning("client %d is left out of this round: %s", node, reason)
-        return [reply for reply in replies if _node(reply) not in refused]
+        reasons = {_node(reply): _reason(reply, self._manifest) for reply in replies}
+        if all(reasons.values()):
+            listed = "; ".join(f"client {node}: {reason}" for node, reason in reasons.items())
+            raise UserError(f"of {len(sent)} clients none sent parameters in this round: {listed or 'no replies'}")
+        return [reply for reply in replies if reply.has_error() or not _left_out(reply, reasons[_node(reply)])]
 
-    def _reason(self, reply: Message) -> str | None:
-        """Why a reply must not be averaged; None if it may."""
-        if reply.has_error():
-            return str(reply.error.reason)
-        try:
-            parameters_in(reply.content, self._manifest, "the client")
-        except UserError as error:
-            return str(error)
-        return None
+
+def _reason(reply: Message, manifest: Manifest) -> str:
+    """Why a reply must not be averaged; empty if it may."""
+    if reply.has_error():
+        return str(reply.error.reason)
+    try:
+        parameters_in(reply.content, manifest, "the client")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _left_out(reply: Message, reason: str) -> bool:
+    """Whether there is a reason to leave a reply out, which goes into the log; a strategy logs error replies itself."""
+    if reason:
+        _LOG.warning("client %d is left out of this round: %s", _node(reply), reason)
+    return bool(reason)
 
 
 def _node(reply: Message) -> int:

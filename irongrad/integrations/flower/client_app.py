@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 from irongrad.distributed.averaging import averaged
 from irongrad.integrations.flower.proximal import proximal
 from irongrad.integrations.flower.records import arrays_of, config_in, parameters_in, record_of, training_entry
-from irongrad.runtime.arguments import as_path, check_whole
+from irongrad.runtime.arguments import as_path, check_whole, is_hyper
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.errors import UserError
+from irongrad.runtime.errors import NonFiniteError, UserError
 from irongrad.runtime.manifest import Manifest, StateSpec
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import nonfinite_names
@@ -74,7 +74,11 @@ def client(
     """
     if epochs is not None and steps is not None:
         raise UserError("a round has a number of epochs or a number of steps: give one of them")
-    length = check_whole("steps", steps, 1) if steps is not None else check_whole("epochs", epochs or 1, 1)
+    length = (
+        check_whole("steps", steps, 1)
+        if steps is not None
+        else check_whole("epochs", 1 if epochs is None else epochs, 1)
+    )
     node = _Client(artifact, data, held_out, length, steps is None, hypers, device)
     app = ClientApp(mods=list(mods))
     app.train()(node.train)
@@ -117,7 +121,7 @@ class _Client:
             )
             state = session.state()
         if bad := nonfinite_names({s.name: state[s.name] for s in averaged(manifest)}):
-            raise UserError(f"training made {', '.join(bad[:4])} NaN or infinite; lower the learning rate")
+            raise NonFiniteError(f"training made {', '.join(bad[:4])} NaN or infinite; lower the learning rate")
         context.state[KEPT] = record_of(state, _kept(manifest))
         samples = [step.samples for step in made]
         means = mean_of([{"loss": step.loss, **step.values} for step in made], samples)
@@ -133,9 +137,11 @@ class _Client:
             )
         with self._session(context) as session:
             _load(session, parameters_in(message.content, session.manifest, "the server")[1], context)
-            batches = list(_for_node(self.held_out, context))
-            means = evaluate(session, batches)
-        return Message(RecordDict({"metrics": _metrics(means, sum(map(samples_in, batches)))}), reply_to=message)
+            sizes: list[int] = []
+            means = evaluate(session, _counted(_for_node(self.held_out, context), sizes))
+        if not sizes:
+            raise UserError("this client's held-out data has no batch")
+        return Message(RecordDict({"metrics": _metrics(means, sum(sizes))}), reply_to=message)
 
     def _session(self, context: Context) -> Session:
         directory = as_path(_for_node(self.artifact, context), "the directory of an artifact")
@@ -176,9 +182,16 @@ def _last_step(session: Session, source: Source, steps: int) -> int:
 
 
 def _hypers_in(config: ConfigRecord, manifest: Manifest) -> dict[str, Any]:
-    """The hyperparameters in the server's configuration; a name without a group's number means every group."""
-    names = {name for h in manifest.hypers for name in (h.name, h.name.rpartition("_")[0]) if name}
-    return {name: value for name, value in config.items() if name in names | manifest.fixed.keys()}
+    """The hyperparameters in the server's configuration."""
+    entry = training_entry(manifest)
+    return {name: value for name, value in config.items() if is_hyper(name, entry) or name in manifest.fixed}
+
+
+def _counted(batches: Iterable[Batch], sizes: list[int]) -> Iterator[Batch]:
+    """The batches as they are; their sizes are appended to a list."""
+    for batch in batches:
+        sizes.append(samples_in(batch))
+        yield batch
 
 
 def _recorder(made: list[Stepped]) -> Callable[[Event], None]:

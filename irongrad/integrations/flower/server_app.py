@@ -30,16 +30,17 @@ from irongrad.runtime.safetensors_file import opened
 Item = TypeVar("Item")
 # The run's configuration: that of the app's pyproject.toml, with the changes of `flwr run --run-config`.
 RunConfig: TypeAlias = Mapping[str, Any]
+PathOf: TypeAlias = str | os.PathLike[str] | Callable[[RunConfig], str | os.PathLike[str]]
 
 
 def server(
-    artifact: str | os.PathLike[str] | Callable[[RunConfig], str | os.PathLike[str]],
+    artifact: PathOf,
     strategy: Strategy | Callable[[RunConfig], Strategy],
     *,
     rounds: int = 3,
     hypers: Mapping[str, float] = MappingProxyType({}),
-    start: str | os.PathLike[str] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    start: PathOf | None = None,
+    checkpoint: PathOf | None = None,
     timeout: float = 3600.0,
 ) -> ServerApp:
     """Return a ServerApp that trains the parameters of an artifact over clients of `irongrad.integrations.flower`.
@@ -48,9 +49,9 @@ def server(
     not finite, is left out of the round, with the reason in the log.
 
     Args:
-        artifact: the directory of the artifact, or a function of the run's configuration that returns it.
-        strategy: a strategy of Flower, such as FedAvg or FedProx, or `DiLoCo`; or a function of the run's configuration
-            that returns one.
+        artifact: the directory of the artifact. This, the strategy and the checkpoints may be functions of the run's
+            configuration.
+        strategy: a strategy of Flower, such as FedAvg or FedProx, or `DiLoCo`.
         rounds: the number of rounds; `num-server-rounds` in the run's configuration comes before it.
         hypers: hyperparameters of the clients' steps that differ from the compiled defaults.
         start: a checkpoint to begin with in place of the artifact's initial state.
@@ -72,69 +73,85 @@ def server(
 class _Server:
     """A run of a federation; see `server`."""
 
-    artifact: str | os.PathLike[str] | Callable[[RunConfig], str | os.PathLike[str]]
+    artifact: PathOf
     strategy: Strategy | Callable[[RunConfig], Strategy]
     rounds: int
     hypers: Mapping[str, float]
-    start: str | os.PathLike[str] | None
-    checkpoint: str | os.PathLike[str] | None
+    start: PathOf | None
+    checkpoint: PathOf | None
     timeout: float
 
     def run(self, grid: Grid, context: Context) -> None:
         """Run the rounds."""
         config = context.run_config
         directory = as_path(_for_run(self.artifact, config), "the directory of an artifact")
-        manifest = read_manifest(directory)
-        entry = training_entry(manifest)
-        refuse_leftovers({n: v for n, v in self.hypers.items() if n not in entry.hypers}, entry, manifest)
-        hypers = {n: as_number(entry, n, value, infinite_hypers(manifest)) for n, value in self.hypers.items()}
-        strategy = _for_run(self.strategy, config)
-        state = self._first_state(directory, manifest, strategy)
+        start, checkpoint = (_for_run(given, config) for given in (self.start, self.checkpoint))
+        manifest, strategy = read_manifest(directory), _for_run(self.strategy, config)
+        hypers = _checked_hypers(self.hypers, manifest)
+        state = state_of(manifest, directory)
+        if start is not None:
+            state |= _restored(as_path(start, "start"), manifest, strategy)
+        save = None if checkpoint is None else _Saver(as_path(checkpoint, "checkpoint"), state, manifest, strategy)
         strategy.start(
             cast(Grid, CheckedGrid(grid, manifest)),
             record_of(state, averaged(manifest)),
             check_whole("num-server-rounds", config.get("num-server-rounds", self.rounds), 1),
             self.timeout,
             train_config=ConfigRecord(hypers),
-            evaluate_fn=self._saver(state, manifest, strategy),
+            evaluate_fn=save,
         )
 
-    def _first_state(self, directory: Path, manifest: Manifest, strategy: Strategy) -> dict[str, Array]:
-        """The state to begin with; a strategy with an outer optimizer takes its momentum.
 
-        Raises:
-            ArtifactError: the checkpoint is missing or damaged, or of another model.
-            UserError: it has a momentum for which the strategy has no use.
-        """
-        state = state_of(manifest, directory)
-        if self.start is None:
-            return state
-        path = as_path(self.start, "start")
-        with opened(path) as file:
-            momentum = {n.removeprefix(OUTER): file.array(n) for n in file.header.tensors if n.startswith(OUTER)}
-        if not isinstance(strategy, DiLoCo):
-            refuse_momentum(momentum)
-        elif momentum:
-            check_momentum(momentum, averaged(manifest))
-            strategy.momentum = momentum
-        return state | checkpoints.read(path, manifest)
+def _checked_hypers(hypers: Mapping[str, float], manifest: Manifest) -> dict[str, float]:
+    """The hyperparameters as numbers that a client's step takes.
 
-    def _saver(
-        self, state: Mapping[str, Array], manifest: Manifest, strategy: Strategy
-    ) -> Callable[[int, ArrayRecord], None] | None:
-        """A function that Flower calls with the parameters after each round; None if they are not to be kept."""
-        if self.checkpoint is None:
-            return None
-        path = as_path(self.checkpoint, "a checkpoint")
+    Raises:
+        GuardError: the artifact has no such training step, or one is unknown, or no number.
+    """
+    entry = training_entry(manifest)
+    refuse_leftovers(hypers, entry, manifest)
+    return {n: as_number(entry, n, value, infinite_hypers(manifest)) for n, value in hypers.items()}
 
-        def save(_: int, record: ArrayRecord) -> None:
-            arrays = {name: array.numpy() for name, array in record.items()}
-            momentum = strategy.momentum if isinstance(strategy, DiLoCo) else {}
-            beside = {f"{OUTER}{name}": array for name, array in momentum.items()}
-            part = manifest.is_mostly_frozen
-            checkpoints.write(path, {**state, **arrays}, manifest, finite=True, trainable=part, beside=beside)
 
-        return save
+def _restored(path: Path, manifest: Manifest, strategy: Strategy) -> dict[str, Array]:
+    """The state in a checkpoint; a strategy with an outer optimizer takes the momentum in it.
+
+    Raises:
+        ArtifactError: the checkpoint is missing or damaged, or of another model.
+        UserError: it has a momentum for which the strategy has no use.
+    """
+    with opened(path) as file:
+        momentum = {n.removeprefix(OUTER): file.array(n) for n in file.header.tensors if n.startswith(OUTER)}
+    if not isinstance(strategy, DiLoCo):
+        refuse_momentum(momentum)
+    elif momentum:
+        check_momentum(momentum, averaged(manifest))
+        strategy.momentum = momentum
+    return checkpoints.read(path, manifest)
+
+
+@dataclass(frozen=True)
+class _Saver:
+    """Writes a checkpoint; Flower calls it with the parameters at the beginning and after each round.
+
+    Attributes:
+        state: the state of which the parameters are a part.
+    """
+
+    path: Path
+    state: Mapping[str, Array]
+    manifest: Manifest
+    strategy: Strategy
+
+    def __call__(self, _: int, record: ArrayRecord) -> None:
+        """Write the parameters, and the momentum of an outer optimizer."""
+        arrays = {name: array.numpy() for name, array in record.items()}
+        momentum = self.strategy.momentum if isinstance(self.strategy, DiLoCo) else {}
+        beside = {f"{OUTER}{name}": array for name, array in momentum.items()}
+        part = self.manifest.is_mostly_frozen
+        checkpoints.write(
+            self.path, {**self.state, **arrays}, self.manifest, finite=True, trainable=part, beside=beside
+        )
 
 
 def _for_run(given: Item | Callable[[RunConfig], Item], config: RunConfig) -> Item:

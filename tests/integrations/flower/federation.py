@@ -82,7 +82,8 @@ def run() -> dict[str, Any]:
     start = None
     for rounds in served:  # a second server begins with the checkpoint of the first
         strategy = strategy_of(PLAN["strategy"])
-        app = server(PLAN["artifact"], strategy, rounds=rounds, start=start, checkpoint=PLAN["checkpoint"])
+        options = {"hypers": PLAN.get("hypers", {}), "start": start, "checkpoint": PLAN["checkpoint"]}
+        app = server(PLAN["artifact"], strategy, rounds=rounds, **options)
         app(grid, context(0))
         start = PLAN["checkpoint"]
     return {"errors": grid.errors, "torch": "torch" in sys.modules}
@@ -164,6 +165,8 @@ def refusals() -> dict[str, str]:
         "no train_step": refused(to_client(state, client(predicts, data_of))),
         "no length": refused(to_client(state, client(PLAN["artifact"], endless, steps=2))),
         "not held out": refused(lambda: clients()[1](evaluation, context(1))),
+        "empty": refused(lambda: clients(held_out=[])[1](evaluation, context(1))),
+        "no epochs": refused(lambda: client(PLAN["artifact"], data_of, epochs=0)),
         "both": refused(lambda: client(PLAN["artifact"], data_of, epochs=1, steps=1)),
         "server's artifact": refused(to_server(predicts, clients())),
         "server's hyper": refused(to_server(PLAN["artifact"], clients(), hypers={"lrr": 0.1})),

@@ -23,7 +23,7 @@ from irongrad.training import Arrays
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).parent / "federation.py"
-BATCH, MU = 8, 0.5
+BATCH, MU, RATE = 8, 0.5, 0.2
 SAMPLES = {1: 24, 2: 16, 3: 17}
 # Node 3 comes after the first round, and node 2 is gone after the second.
 ROUNDS = [[1, 2], [1, 2, 3], [1, 3]]
@@ -50,7 +50,7 @@ def make_step(*, frozen: bool = False, loss_scale: float | None = None) -> ig.Tr
     return ig.TrainStep(
         model=model,
         loss=nn.functional.cross_entropy,
-        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.2, momentum=0.9),
+        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE, momentum=0.9),
         inputs={"x": torch.randn(BATCH, 6), "y": torch.randint(0, 4, (BATCH,))},
         clip_grad_norm=0.4,
         loss_scale=loss_scale,
@@ -102,7 +102,7 @@ def task(flower_python: Path, artifact: Path, data: dict[int, dict[str, np.ndarr
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
@@ -114,10 +114,10 @@ def task(flower_python: Path, artifact: Path, data: dict[int, dict[str, np.ndarr
 class EagerNode:
     """A client in eager float64, which keeps its optimizer from round to round."""
 
-    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+    def __init__(self, arrays: dict[str, np.ndarray], rate: float) -> None:
         self.step = make_step()
         self.model = copy.deepcopy(self.step.model).double()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.9)
         self.data, self.made = Arrays(arrays, BATCH), 0
 
     def round(self, state: dict[str, torch.Tensor], steps: int | None, mu: float) -> tuple[dict[str, Any], int]:
@@ -143,10 +143,14 @@ class EagerNode:
 
 
 def eager_rounds(
-    data: dict[int, dict[str, np.ndarray]], rounds: list[list[int]], strategy: str, steps: int | None = None
+    data: dict[int, dict[str, np.ndarray]],
+    rounds: list[list[int]],
+    strategy: str,
+    steps: int | None = None,
+    rate: float = RATE,
 ) -> dict[str, torch.Tensor]:
     """The parameters and buffers after the rounds; DiLoCo's outer optimizer is torch's own."""
-    nodes = {node: EagerNode(arrays) for node, arrays in data.items()}
+    nodes = {node: EagerNode(arrays, rate) for node, arrays in data.items()}
     model = copy.deepcopy(make_step().model).double()
     state = {n: t for n, t in model.state_dict().items() if t.is_floating_point()}
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -192,6 +196,13 @@ def test_a_round_of_steps_goes_on_where_the_last_ended(task: Task, data: dict, f
     task("run", strategy="fedavg", rounds=ROUNDS, steps=2)
     made, _ = read_arrays(folder / "end.safetensors")
     expected = eager_rounds(data, ROUNDS, "fedavg", steps=2)
+    np.testing.assert_allclose(made["head.weight"], expected["head.weight"].numpy(), rtol=2e-5, atol=2e-6)
+
+
+def test_the_servers_hyperparameters_reach_the_clients(task: Task, data: dict, folder: Path) -> None:
+    task("run", strategy="fedavg", rounds=ROUNDS, hypers={"lr": 0.05})
+    made, _ = read_arrays(folder / "end.safetensors")
+    expected = eager_rounds(data, ROUNDS, "fedavg", rate=0.05)
     np.testing.assert_allclose(made["head.weight"], expected["head.weight"].numpy(), rtol=2e-5, atol=2e-6)
 
 
@@ -249,6 +260,8 @@ EXPECTED = {
     "no train_step": "GuardError: the artifact was compiled without train_step, so no client can train it",
     "no length": "UserError: the client's data has no length",
     "not held out": "UserError: this client has no held-out data: give held_out",
+    "empty": "UserError: this client's held-out data has no batch",
+    "no epochs": "UserError: epochs is 0: it must be a whole number of 1 or more",
     "both": "UserError: a round has a number of epochs or a number of steps: give one of them",
     "server's artifact": "GuardError: the artifact was compiled without train_step",
     "server's hyper": "GuardError: train_step takes no argument 'lrr'",
