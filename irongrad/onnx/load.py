@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeAlias
@@ -17,9 +17,20 @@ from torch import nn
 
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.onnx.dtypes import torch_dtype
+from irongrad.onnx.exporter import (
+    FOLDED,
+    PARAMETER,
+    is_of_module,
+    is_older,
+    refuse_merged,
+    said_of,
+    separate_equal,
+    warn_of_folded,
+)
 from irongrad.onnx.graphs import Reader, names_of
 from irongrad.onnx.model import Input, OnnxModel, module_of
 from irongrad.onnx.registry import DOMAINS, Node, Static, operator_of, tensor, with_inner
+from irongrad.onnx.static import has_rule
 from irongrad.runtime.errors import IronGradError, UserError
 
 # By operator, the positions of inputs that are numbers to compute with, not weights.
@@ -38,10 +49,6 @@ _NO_WEIGHTS = {
 }
 # By operator, the positions of inputs whose numbers must be known without data.
 _OPTIONS = {"Resize": {1, 2}, "Upsample": {1}}
-# What the exporter of PyTorch says about an initialiser: `PARAMETER`, `BUFFER`, `CONSTANT_TENSOR`, or what it folded.
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_FOLDED = "pkg.onnxscript.optimizer.folded_from"
-_PARAMETER = "PARAMETER"
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -83,9 +90,14 @@ def from_proto(
     outputs: Sequence[str] | None = None,
 ) -> OnnxModel:
     """Build the module of an ONNX model in memory, as `load` does; messages call the model `file`."""
-    model = inliner.inline_local_functions(model)
+    if model.functions:  # the inliner cannot take models of more than 2 GiB
+        model = inliner.inline_local_functions(model)
+    if model.graph.sparse_initializer:
+        raise UserError(f"{file} has sparse initialisers, which are not trained. Export the model with dense ones")
     opset = next((o.version for o in model.opset_import if o.domain in DOMAINS), 1)
-    graph = model.graph
+    graph, older = model.graph, is_older(model)
+    if older:
+        separate_equal(graph)
     there = [o.name for o in graph.output]
     results = list(outputs) if outputs is not None else there
     if unknown := [o for o in results if o not in there]:
@@ -95,22 +107,16 @@ def from_proto(
     for node in with_inner(nodes):
         operator_of(node)
     arrays, constants = reader.initializers, reader.constants
-    said = _said_of(graph)
-    uses = _uses(nodes)
-    statics = {
-        n: a
-        for n, a in (arrays | constants).items()
-        if (_is_static(a) and said.get(n) != _PARAMETER) or (n in constants and a.size == 1) or _is_option(uses[n])
-    }
+    kinds = _Kinds(said_of(graph), older, _uses(nodes), set(constants), tuple(freeze))
+    values = arrays | constants
+    statics = {name: array for name, array in values.items() if kinds.is_known(name, array)}
     tensors: dict[str, torch.Tensor] = {}
-    for name, array in (arrays | constants).items():
-        if name in statics:
-            continue
-        value = _tensor(array, name, file)
-        weight = said[name] == _PARAMETER if name in said else _is_weight(value, uses[name])
-        trained = name in arrays and weight and value.dtype in _FLOATS and not any(fnmatchcase(name, p) for p in freeze)
-        tensors[name] = nn.Parameter(value) if trained else value
-    _warn_of_folded(file, [n for n in tensors if said.get(n) == _FOLDED])
+    for name, array in values.items():
+        if name not in statics:
+            value = _tensor(array, name, file)
+            tensors[name] = nn.Parameter(value) if kinds.is_trained(name, value) else value
+    refuse_merged(file, graph, {n for n, t in tensors.items() if isinstance(t, nn.Parameter)})
+    warn_of_folded(file, [n for n in tensors if kinds.said.get(n) == FOLDED])
     inputs = {i.name: _input(i) for i in graph.input if i.name not in arrays}
     read = {name for node in nodes for name in node.reads} | set(results)
     inputs = {n: taken for n, taken in inputs.items() if n in read}
@@ -122,18 +128,6 @@ def _input(value: onnx.ValueInfoProto) -> Input:
     tensor_type = value.type.tensor_type
     sizes = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor_type.shape.dim)
     return Input(sizes if tensor_type.HasField("shape") else None, torch_dtype(tensor_type.elem_type))
-
-
-def _said_of(graph: onnx.GraphProto) -> dict[str, str]:
-    """What the exporter says about initialisers, by name; what it folded from others is none of its parameters."""
-    found = {}
-    for value in graph.value_info:
-        about = {p.key: p.value for p in value.metadata_props}
-        if _KIND in about:
-            found[value.name] = about[_KIND]
-        elif _FOLDED in about:
-            found[value.name] = _FOLDED
-    return found
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -153,47 +147,73 @@ def _refuse_malformed(model: onnx.ModelProto, path: str | os.PathLike[str]) -> N
         raise UserError(f"{path} is no well-formed ONNX model: {' '.join(str(error).split())}") from None
 
 
-def _is_static(array: Static) -> bool:
-    """Return whether a tensor is known without data: every tensor that is not floating-point, and single numbers."""
-    return array.ndim == 0 or array.dtype.kind in "iub" or array.dtype.kind not in "fV"
-
-
 def _tensor(array: Static, name: str, file: str) -> torch.Tensor:
     if torch_dtype(onnx.helper.np_dtype_to_tensor_dtype(array.dtype)) is None:
         raise UserError(f"{file}: the initialiser {name!r} has elements of type {array.dtype}, which cannot be trained")
     return tensor(array)
 
 
-def _warn_of_folded(file: str, names: Sequence[str]) -> None:
-    if names:
-        warnings.warn(
-            f"{file}: the exporter computed {', '.join(names)} from other tensors, and it is not trained. If one of "
-            "them is a parameter, export with torch.onnx.export(…, optimize=False)",
-            stacklevel=3,
-        )
+# For each value, the nodes and positions where it is an input.
+Uses: TypeAlias = Mapping[str, Sequence[tuple[Node, int]]]
 
 
-Uses: TypeAlias = Sequence[tuple[str, int]]
-
-
-def _uses(nodes: Sequence[Node]) -> Mapping[str, Uses]:
-    """For each value, the operators and positions where it is an input."""
-    found = defaultdict[str, list[tuple[str, int]]](list)
+def _uses(nodes: Sequence[Node]) -> Uses:
+    found = defaultdict[str, list[tuple[Node, int]]](list)
     for node in with_inner(nodes):
         for place, name in enumerate(node.inputs):
-            found[name].append((node.operator, place))
+            found[name].append((node, place))
     return found
 
 
-def _is_option(uses: Uses) -> bool:
-    """Return whether a tensor is nothing but an option of operators."""
-    return bool(uses) and all(place in _OPTIONS.get(operator, ()) for operator, place in uses)
+@dataclass(frozen=True)
+class _Kinds:
+    """What the tensors of a file are: known without data, trained, or state.
 
+    Attributes:
+        said: what the exporter says about initialisers, by name.
+        older: whether PyTorch's older exporter wrote the file.
+        uses: the nodes that read each value.
+        constants: the names of the values of `Constant` nodes.
+        freeze: patterns of names that are not trained.
+    """
 
-def _is_weight(value: torch.Tensor, uses: Uses) -> bool:
-    """Return whether an initialiser can be trained: finite numbers that a node uses as more than an option."""
-    if value.dtype not in _FLOATS or not bool(torch.isfinite(value).all()):
-        return False
-    if value.numel() == 1 and all(operator == "Where" for operator, _ in uses):
-        return False  # a number for what is masked
-    return any(place not in _NO_WEIGHTS.get(operator, ()) for operator, place in uses)
+    said: Mapping[str, str]
+    older: bool
+    uses: Uses
+    constants: Set[str]
+    freeze: tuple[str, ...]
+
+    def is_known(self, name: str, array: Static) -> bool:
+        """Return whether a tensor is known without data: integers, most single numbers, and options of operators."""
+        single = array.ndim == 0 and not self._is_single_parameter(name, array)
+        known = single or array.dtype.kind not in "fV"
+        if known and self.said.get(name) != PARAMETER:
+            return True
+        return (name in self.constants and array.size == 1) or self._is_option(name)
+
+    def is_trained(self, name: str, value: torch.Tensor) -> bool:
+        """Return whether a tensor is a parameter."""
+        weight = self.said[name] == PARAMETER if name in self.said else self._is_weight(name, value)
+        kept = name in self.constants or value.dtype not in _FLOATS
+        return weight and not kept and not any(fnmatchcase(name, pattern) for pattern in self.freeze)
+
+    def _is_single_parameter(self, name: str, array: Static) -> bool:
+        """Return whether a single number is trained: one of the module's own, such as the scale of a model's logits."""
+        return self.older and is_of_module(name) and array.dtype.kind in "fV" and self._is_weight(name, tensor(array))
+
+    def _is_option(self, name: str) -> bool:
+        """Return whether a value is nothing but an option of operators, as it is or in values computed from it."""
+        return bool(self.uses[name]) and all(
+            place in _OPTIONS.get(node.operator, ())
+            or (has_rule(node.operator) and all(map(self._is_option, node.outputs)))
+            for node, place in self.uses[name]
+        )
+
+    def _is_weight(self, name: str, value: torch.Tensor) -> bool:
+        """Return whether an initialiser can be trained: finite numbers that a node uses as more than an option."""
+        if value.dtype not in _FLOATS or not bool(torch.isfinite(value).all()):
+            return False
+        uses = [(node.operator, place) for node, place in self.uses[name]]
+        if value.numel() == 1 and all(operator == "Where" for operator, _ in uses):
+            return False  # a number for what is masked
+        return any(place not in _NO_WEIGHTS.get(operator, ()) for operator, place in uses)

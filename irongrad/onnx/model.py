@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import keyword
 import linecache
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -18,6 +15,7 @@ from torch import nn
 from irongrad.onnx import operators as operators
 from irongrad.onnx.registry import Call, Node, Static, Value, operator_of, tensor
 from irongrad.onnx.static import rule_of
+from irongrad.runtime.argument_names import arguments_of
 from irongrad.runtime.errors import UserError
 
 
@@ -87,7 +85,7 @@ class OnnxModel(nn.Module):
             owner.register_buffer(last, value)
         return ".".join([*parents, last])
 
-    def begin(self, **inputs: torch.Tensor) -> dict[str, Value]:
+    def begin(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Value]:
         """Return the values that are known before the first node.
 
         Raises:
@@ -99,7 +97,20 @@ class OnnxModel(nn.Module):
         for name, path in self._paths.items():
             owner, _, last = path.rpartition(".")
             values[name] = getattr(self.get_submodule(owner), last)
-        return values | inputs
+        return values | {name: self._in_type_of_file(name, value) for name, value in inputs.items()}
+
+    def _in_type_of_file(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Convert an input to the file's type if that holds all its values: uint8 images to float32.
+
+        Arrays of numpy have no bfloat16, so a file in bfloat16 gets float32.
+        """
+        wanted = self.inputs[name].dtype
+        if wanted is None:
+            return value
+        if wanted.is_floating_point and self._is_wide():
+            wanted = torch.float64
+        holds = torch.promote_types(value.dtype, wanted) is wanted or wanted is torch.bfloat16
+        return value.to(wanted) if holds else value
 
     def compute(self, number: int, values: dict[str, Value]) -> None:
         """Run node `number`, and add its outputs to `values`."""
@@ -140,8 +151,13 @@ def _check_input(name: str, value: torch.Tensor, about: Input) -> None:
         )
     if wanted is None:
         return
-    pairs = zip(value.shape, wanted, strict=False)
-    if value.ndim != len(wanted) or any(w is not None and isinstance(s, int) and s != w for s, w in pairs):
+    pairs = list(zip(value.shape, wanted, strict=False))
+    if varying := [i for i, (s, w) in enumerate(pairs) if w is not None and not isinstance(s, int)]:
+        raise UserError(
+            f"dimension {varying[0]} of the input {name!r} varies, and the ONNX file is made for {wanted[varying[0]]}. "
+            "Export the model with sizes that vary (dynamic_shapes), or leave the dimension fixed"
+        )
+    if value.ndim != len(wanted) or any(w is not None and s != w for s, w in pairs):
         shown = ", ".join("?" if w is None else str(w) for w in wanted)
         raise UserError(
             f"the input {name!r} has shape {list(value.shape)}, and the ONNX file is made for [{shown}]. Give it that "
@@ -161,7 +177,7 @@ def module_of(
     lines = [f"    self.compute({i}, v)" for i in range(len(nodes))] + ["    return self.end(v)"]
     names = arguments_of(inputs)
     given = ", ".join(f"{name!r}: {as_}" for name, as_ in names.items())
-    lines[0] = f"    v = self.begin(**{{{given}}}); {lines[0].strip()}"
+    lines[0] = f"    v = self.begin({{{given}}}); {lines[0].strip()}"
     source = "\n".join([f"def forward(self, {', '.join(names.values())}):", *lines])
     module = compile(source, file, "exec")
     code = next(c for c in module.co_consts if isinstance(c, CodeType))
@@ -172,22 +188,3 @@ def module_of(
     subclass = type("OnnxModel", (OnnxModel,), about)
     result: OnnxModel = subclass(nodes, results, statics, tensors, inputs)
     return result
-
-
-def arguments_of(names: Iterable[str]) -> dict[str, str]:
-    """The argument of each input; inputs whose names would be one in Python get a number, except for the one as is."""
-    names = list(names)
-    found = {name: name for name in names if identifier(name) == name}
-    for name in names:
-        plain = identifier(name)
-        numbered = (plain if i == 1 else f"{plain}_{i}" for i in count(1))
-        found.setdefault(name, next(n for n in numbered if n not in found.values()))
-    return {name: found[name] for name in names}
-
-
-def identifier(name: str) -> str:
-    """Return a name that Python accepts for an argument."""
-    plain = re.sub(r"\W", "_", name)
-    return (
-        f"_{plain}" if not plain or plain[0].isdigit() or keyword.iskeyword(plain) or plain in ("self", "v") else plain
-    )

@@ -7,6 +7,7 @@ operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ def rule_of(operator: str, operands: Sequence[Static | None]) -> Rule | None:
     if any(isinstance(size, torch.SymInt) for o in sizes for size in o.flat):
         return None
     return _RULES.get(operator)
+
+
+def has_rule(operator: str) -> bool:
+    """Whether numpy computes the operator on known operands."""
+    return operator in _RULES
 
 
 def _divide(a: Static, b: Static) -> Static:
@@ -107,8 +113,8 @@ _RULES: dict[str, Rule] = {
     "Abs": lambda call, x: abs(x),
     "Relu": lambda call, x: np.maximum(x, np.zeros((), x.dtype)),
     "Sqrt": lambda call, x: np.sqrt(x.astype(np.float64)).astype(x.dtype) if x.dtype != object else np.asarray(x**0.5),
-    "Min": lambda call, *xs: np.minimum.reduce(xs),
-    "Max": lambda call, *xs: np.maximum.reduce(xs),
+    "Min": lambda call, *xs: reduce(np.minimum, xs),
+    "Max": lambda call, *xs: reduce(np.maximum, xs),
     "Equal": lambda call, a, b: np.asarray(a == b),
     "Less": lambda call, a, b: np.asarray(a < b),
     "Greater": lambda call, a, b: np.asarray(a > b),
@@ -133,6 +139,7 @@ _RULES: dict[str, Rule] = {
     "Shape": lambda call, x: np.array(x.shape[call.get("start", 0) : call.get("end", x.ndim)], np.int64),
     "Size": lambda call, x: np.array(x.size, np.int64),
     "Range": _range,
+    "NonZero": lambda call, x: np.array(np.nonzero(np.atleast_1d(x)), np.int64),
     "ReduceProd": _reduced(np.prod),
     "ReduceSum": _reduced(np.sum),
     "ReduceMax": _reduced(np.max),

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from irongrad.onnx.load import load
-from irongrad.onnx.model import OnnxModel, identifier
+from irongrad.onnx.model import OnnxModel
+from irongrad.runtime.argument_names import identifier
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
 from irongrad.step.train_step import TrainStep
@@ -54,16 +55,19 @@ def make_step(
         UserError: there is no such loss or optimizer, or an input is missing, or its type would lose values.
     """
     model = load(path, freeze=freeze, outputs=[output] if output is not None else None)
-    named = {name: model.arguments.get(name, identifier(name)) for name in data}
-    rows = {named[name]: array[:batch] for name, array in data.items()}
+    if isinstance(loss, str) and len(model.results) > 1:
+        raise UserError(
+            f"{path} has the outputs {', '.join(model.results)}, and the loss {loss} takes one: name it (--result), or "
+            "give a loss of your own, which takes a dictionary of them (--loss FILE:FUNCTION)"
+        )
+    named = _named(data, model)
+    rows = {named[name]: _rows(name, array, batch) for name, array in data.items()}
     wanted = list(inspect.signature(model.forward).parameters)
     if missing := [n for n in wanted if n not in rows]:
         raise UserError(f"the model takes {', '.join(wanted)}; the data has {', '.join(rows)}, and not {missing[0]}")
-    if short := [n for n, a in rows.items() if len(a) < batch]:
-        raise UserError(f"the data has {len(rows[short[0]])} rows of {short[0]}, fewer than a batch of {batch}")
     for name, argument in model.arguments.items():
         _check_dtype(name, rows[argument], model)
-    inputs = {n: torch.from_numpy(np.array(rows[n])) for n in (*wanted, *(n for n in rows if n not in wanted))}
+    inputs = {n: torch.from_numpy(rows[n]) for n in (*wanted, *(n for n in rows if n not in wanted))}
     return TrainStep(
         model=model,
         loss=_loss(loss) if isinstance(loss, str) else loss,
@@ -73,6 +77,29 @@ def make_step(
         dynamic={named.get(name, name): dims for name, dims in (dynamic or {}).items()},
         buckets=buckets or (),
     )
+
+
+def _named(data: Iterable[str], model: OnnxModel) -> dict[str, str]:
+    """The step's input for each array."""
+    named = {name: model.arguments.get(name, identifier(name)) for name in data}
+    for name, argument in named.items():
+        if same := [n for n, a in named.items() if n != name and a == argument]:
+            raise UserError(
+                f"the arrays {name!r} and {same[0]!r} would both be the input {argument!r}: rename the one that the "
+                "model does not take"
+            )
+    return named
+
+
+def _rows(name: str, array: Array, count: int) -> Array:
+    """A copy of the first `count` rows, in the byte order of this machine."""
+    if not np.ndim(array):
+        raise UserError(f"{name} is a single number; the first dimension of an array counts samples")
+    if len(array) < count:
+        raise UserError(f"the data has {len(array)} rows of {name}, fewer than a batch of {count}")
+    if array.dtype.kind not in "biufc":
+        raise UserError(f"{name} has elements of type {array.dtype}; give numbers")
+    return np.array(array[:count], array.dtype.newbyteorder("="))
 
 
 def _check_dtype(name: str, array: Array, model: OnnxModel) -> None:
@@ -92,7 +119,12 @@ def _loss(name: str) -> Callable[..., torch.Tensor]:
         return found
     found_class = getattr(nn, name, None)
     if isinstance(found_class, type) and issubclass(found_class, nn.Module):
-        built: Callable[..., torch.Tensor] = found_class()
+        try:
+            built: Callable[..., torch.Tensor] = found_class()
+        except TypeError as error:
+            raise UserError(
+                f"torch.nn.{name} needs arguments ({error}): give a function of your own, --loss FILE:FUNCTION"
+            ) from None
         return built
     raise UserError(
         f"there is no loss {name!r}: it is a function of torch.nn.functional, such as cross_entropy or mse_loss, or a "
@@ -109,7 +141,7 @@ def _optimizer(name: str | Function, model: OnnxModel, options: Mapping[str, Any
     make: Any = name if found_class is None else found_class
     try:
         built: torch.optim.Optimizer = make(model.parameters(), **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         shown = f"torch.optim.{name}" if found_class is not None else getattr(name, "__name__", str(name))
         raise UserError(f"{shown} does not take these options: {error}") from None
     if not isinstance(built, torch.optim.Optimizer):

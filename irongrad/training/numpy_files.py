@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from irongrad.runtime.argument_names import identifier
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.errors import GuardError
 
@@ -158,13 +159,18 @@ def _check_end(name: str, file: IO[bytes], end: int) -> None:
 
 
 def _members(archive: zipfile.ZipFile, path: Path, names: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
-    """The members of an archive by the names of their arrays, `names` among them."""
+    """The members of an archive by the names of their arrays, or of the arguments for these, `names` among them."""
     listed = archive.infolist()
     members = {i.filename.removesuffix(".npy"): i for i in listed}
     if len(members) < len(listed):
         raise _DamagedError("it has an array twice")
+    own = dict(members)
+    plain = [identifier(name) for name in own]
+    members = {
+        argument: own[name] for name, argument in zip(own, plain, strict=True) if plain.count(argument) == 1
+    } | own
     if missing := [n for n in names if n not in members]:
-        raise GuardError(f"{path} has the arrays {_listed(members)}; the step also needs {_listed(missing)}")
+        raise GuardError(f"{path} has the arrays {_listed(own)}; the step also needs {_listed(missing)}")
     return members
 
 

@@ -18,7 +18,8 @@ from onnx import helper, numpy_helper
 from irongrad.cli.main import cli
 from irongrad.onnx.step import make_step, options_of
 from irongrad.runtime import load
-from irongrad.runtime.errors import UserError
+from irongrad.runtime.errors import GuardError, UserError
+from irongrad.training.numpy_files import read_npz
 
 
 @pytest.fixture
@@ -72,6 +73,11 @@ def test_an_onnx_model_trains(family: Callable[[str], Any], data: Path, tmp_path
         ({"data": {"x": np.zeros((64, 3))}}, "the model takes input; the data has x, and not input"),
         ({"freeze": ["*"]}, "nothing to train"),
         ({"output": "logits"}, "has no output 'logits'"),
+        ({"loss": "Linear"}, "torch.nn.Linear needs arguments .* give a function of your own"),
+        ({"optimizer": "Adam", "options": {"betas": (0.9,)}}, "torch.optim.Adam does not take these options"),
+        ({"added": {"temperature": np.float32(2)}}, "temperature is a single number; the first dimension"),
+        ({"added": {"names": np.array(["a"] * 64)}}, "names has elements of type <U1; give numbers"),
+        ({"added": {"label.": np.zeros(64), "label_": np.zeros(64)}}, "'label.' and 'label_' would both be the input"),
     ],
 )
 def test_wrong_names_are_refused(changed: dict[str, Any], said: str, family: Callable[[str], Any], data: Path) -> None:
@@ -84,8 +90,10 @@ def test_wrong_names_are_refused(changed: dict[str, Any], said: str, family: Cal
             "options": {"lr": 0.1},
         }
     assert set(make_step(family("mlp").file, **right).inputs) == {"input", "label"}
+    given = right | changed
+    given["data"] = given["data"] | given.pop("added", {})
     with pytest.raises(UserError, match=said):
-        make_step(family("mlp").file, **(right | changed))
+        make_step(family("mlp").file, **given)
 
 
 def test_data_of_a_type_that_would_lose_values_is_refused(family: Callable[[str], Any], data: Path) -> None:
@@ -93,6 +101,28 @@ def test_data_of_a_type_that_would_lose_values_is_refused(family: Callable[[str]
         arrays = {"input": file["input"].astype(np.float64), "label": file["label"]}
     with pytest.raises(UserError, match="has float64 for the input 'input', and the ONNX file is made for float32"):
         make_step(family("mlp").file, arrays, 16, loss="cross_entropy", optimizer="SGD", options={"lr": 0.1})
+
+
+def test_a_loss_of_torchs_takes_one_of_several_outputs(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Relu", ["y"], ["z"])]
+    given, *made = (helper.make_tensor_value_info(n, 1, ["n", 3]) for n in "xyz")
+    graph = helper.make_graph(nodes, "g", [given], made, [numpy_helper.from_array(np.eye(3, dtype=np.float32), "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
+    data = {"x": np.ones((8, 3), ">f4"), "label": np.zeros(8, np.int64)}
+    named = {"loss": "cross_entropy", "optimizer": "SGD", "options": {"lr": 0.1}}
+    with pytest.raises(UserError, match=r"has the outputs y, z, and the loss cross_entropy takes one: name it"):
+        make_step(tmp_path / "m.onnx", data, 4, **named)
+    assert make_step(tmp_path / "m.onnx", data, 4, **named, output="z").inputs["x"].dtype is torch.float32
+
+
+def test_training_finds_arrays_under_the_names_of_the_file(tmp_path: Path) -> None:
+    """`input:0` is the input `input_0` of the step."""
+    np.savez(tmp_path / "a.npz", **{"input:0": np.ones(3), "label": np.zeros(3)})
+    arrays = read_npz(tmp_path / "a.npz", ["input_0", "label"])
+    assert arrays["input_0"].tolist() == [1, 1, 1]
+    np.savez(tmp_path / "b.npz", **{"input:0": np.ones(3), "input.0": np.zeros(3), "x": np.ones(3)})
+    with pytest.raises(GuardError, match="has the arrays input:0, input.0, x; the step also needs input_0"):
+        read_npz(tmp_path / "b.npz", ["input_0"])
 
 
 OWN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,8 @@ from torch import nn
 import irongrad as ig
 import irongrad.onnx
 from irongrad.onnx.load import from_proto
-from irongrad.onnx.model import arguments_of
 from irongrad.pipeline.capture.capture import capture
+from irongrad.runtime.argument_names import arguments_of
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 
@@ -227,6 +228,66 @@ def test_what_the_exporter_computed_is_not_trained_and_is_named(
     assert {n for n, _ in loaded.named_parameters()} == {"linear.weight", "linear.bias"}
 
 
+def test_parameters_that_the_exporter_merged_are_refused(tmp_path: Path, export_model: Callable[..., None]) -> None:
+    """Its optimizer keeps one of several equal tensors, such as those of fresh layers."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4))
+    export_model(copy.deepcopy(model), (torch.randn(5, 3),), tmp_path / "a.onnx", optimize=True)
+    with pytest.raises(UserError, match=r"merged 1\.weight with p_3_weight, p_3_bias, which .* optimize=False"):
+        irongrad.onnx.load(tmp_path / "a.onnx")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    export_model(copy.deepcopy(model), (torch.randn(5, 3),), tmp_path / "b.onnx", optimize=True)
+    loaded = irongrad.onnx.load(tmp_path / "b.onnx")
+    assert {n for n, _ in loaded.named_parameters()} == {n for n, _ in model.named_parameters()}
+
+
+def test_a_layer_on_products_of_parameters_is_none_that_the_exporter_merged(
+    tmp_path: Path, export_model: Callable[..., None]
+) -> None:
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain, self.first = nn.Parameter(torch.rand(4)), nn.Linear(4, 4)
+            self.second = nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x * self.gain * self.gain)) @ self.first.weight
+
+    export_model(Squared(), (torch.randn(5, 4),), tmp_path / "a.onnx", optimize=True)
+    assert len(list(irongrad.onnx.load(tmp_path / "a.onnx").parameters())) == 4
+
+
+class Fresh(nn.Module):
+    """Layers with equal values, one that is tied to another, and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.tied, self.last = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)
+        self.tied.weight, self.copied = self.first.weight, copy.deepcopy(self.first)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.copied(self.tied(self.norm(self.first(x))))) * self.scale
+
+
+@pytest.mark.parametrize("mode", ["EVAL", "TRAINING"])
+def test_the_older_exporter_names_what_is_trained(mode: str, tmp_path: Path) -> None:
+    """In evaluation mode it writes parameters of equal values as one; each is trained for itself, tied ones as one."""
+    model, x = Fresh(), torch.randn(5, 4)
+    options = {"dynamo": False, "training": getattr(torch.onnx.TrainingMode, mode), "do_constant_folding": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates this exporter
+        torch.onnx.export(copy.deepcopy(model), (x,), tmp_path / "a.onnx", **options)
+    loaded = irongrad.onnx.load(tmp_path / "a.onnx")
+    found, own = dict(loaded.named_parameters()), dict(model.named_parameters())
+    assert found.keys() == own.keys()
+    model(x).square().mean().backward()
+    loaded(x).square().mean().backward()
+    for name, parameter in own.items():
+        torch.testing.assert_close(found[name].grad, parameter.grad)
+
+
 @pytest.mark.parametrize(("token", "trained"), [(np.ones((1, 3), np.float32), {"w", "t"}), (np.ones(1, "f"), {"w"})])
 def test_a_mask_token_is_trained_and_a_fill_value_is_not(token: np.ndarray, trained: set[str]) -> None:
     nodes = [
@@ -244,6 +305,86 @@ def test_options_in_initialisers_are_known_without_data() -> None:
     model = from_proto(small(nodes, arrays, [1, 1, 2, 3]))
     assert [n for n, _ in model.named_parameters()] == ["w"]
     assert model(torch.ones(1, 1, 2, 3)).shape == (1, 1, 4, 9)
+
+
+def test_an_option_may_be_computed_from_constants() -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["a"]),
+        helper.make_node("Concat", ["ones", "twos"], ["scales"], axis=0),
+        helper.make_node("Resize", ["a", "", "scales"], ["y"]),
+    ]
+    arrays = {"w": np.ones((1, 1, 2, 3), np.float32), "ones": np.ones(2, np.float32), "twos": np.full(2, 2, np.float32)}
+    model = from_proto(small(nodes, arrays, [1, 1, 2, 3]))
+    assert [n for n, _ in model.named_parameters()] == ["w"]
+    assert model(torch.ones(1, 1, 2, 3)).shape == (1, 1, 4, 6)
+
+
+def test_a_mask_that_is_known_selects() -> None:
+    nodes = [
+        helper.make_node("NonZero", ["mask"], ["rows"]),
+        helper.make_node("Squeeze", ["rows", "zero"], ["places"]),
+        helper.make_node("Gather", ["x", "places"], ["y"]),
+    ]
+    arrays = {"mask": np.array([True, False, True]), "zero": np.array([0])}
+    assert from_proto(small(nodes, arrays, [3]))(torch.tensor([1.0, 2.0, 3.0])).tolist() == [1.0, 3.0]
+    nodes[0].input[0] = "x"
+    with pytest.raises(UnsupportedOpError, match="NonZero of opset 21 finds places, whose number depends on data"):
+        from_proto(small(nodes, arrays, [3]))(torch.ones(3))
+
+
+@pytest.mark.parametrize("start", [-1, -2, 2**63 - 1])
+@pytest.mark.parametrize("end", [-(2**63), -3])
+@pytest.mark.parametrize("step", [-1, -2])
+def test_a_dimension_that_varies_is_read_backwards(start: int, end: int, step: int) -> None:
+    nodes = [helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"])]
+    arrays = {n: np.array([v]) for n, v in {"start": start, "end": end, "axis": 0, "step": step}.items()}
+    model = from_proto(small(nodes, arrays, ["n", 2]))
+    size = torch.export.Dim("n", min=4)
+    exported = torch.export.export(model, (torch.randn(5, 2),), dynamic_shapes=({0: size},))
+    for rows in (4, 7):
+        x = torch.randn(rows, 2)
+        expected = x.numpy()[max(start, -rows) : None if end < -rows else end : step]
+        np.testing.assert_array_equal(exported.module()(x), expected)
+
+
+def test_places_beyond_a_dimension_are_clamped_backwards() -> None:
+    """The standard clamps a start to the last element, and an end to before the first one."""
+    x = torch.arange(4.0)
+    for start, end, expected in [
+        (9, -9, [3, 2, 1, 0]),
+        (2, 0, [2, 1]),
+        (2, -4, [2, 1]),
+        (-9, -(2**63), [0]),
+        (1, 3, []),
+    ]:
+        nodes = [helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"])]
+        arrays = {n: np.array([v]) for n, v in {"start": start, "end": end, "axis": 0, "step": -1}.items()}
+        assert from_proto(small(nodes, arrays, [4]))(x).tolist() == expected
+
+
+@pytest.mark.parametrize("by", ["scales", "sizes"])
+def test_images_of_a_batch_that_varies_are_resized(by: str) -> None:
+    scales = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
+    rows = [
+        helper.make_node("Shape", ["x"], ["rows"], start=0, end=2),
+        helper.make_node("Concat", ["rows", "plane"], ["sizes"], axis=0),
+        helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode="linear"),
+    ]
+    arrays = {"scales": np.array([1, 1, 2, 2], np.float32)} if by == "scales" else {"plane": np.array([6, 8])}
+    model = from_proto(small([scales] if by == "scales" else rows, arrays, ["n", 2, 3, 4]))
+    exported = torch.export.export(model, (torch.randn(5, 2, 3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    for count in (2, 7):
+        x = torch.randn(count, 2, 3, 4)
+        torch.testing.assert_close(exported.module()(x), nn.functional.interpolate(x, scale_factor=2, mode="bilinear"))
+
+
+def test_known_maxima_broadcast() -> None:
+    nodes = [
+        helper.make_node("Max", ["rows", "columns"], ["most"]),
+        helper.make_node("Gather", ["x", "most"], ["y"], axis=0),
+    ]
+    model = from_proto(small(nodes, {"rows": np.array([[0], [2]]), "columns": np.array([1, 0])}, [3]))
+    assert model(torch.tensor([0.0, 1.0, 2.0])).tolist() == [[1.0, 0.0], [2.0, 2.0]]
 
 
 def test_class_weights_are_not_trained() -> None:
@@ -265,6 +406,34 @@ def test_inputs_whose_names_are_one_in_python() -> None:
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bool, torch.float16])
+def test_data_that_the_files_type_holds_is_converted(dtype: torch.dtype) -> None:
+    model = from_proto(small([helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": np.ones((2, 2), np.float32)}, [2]))
+    assert model(torch.ones(2, dtype=dtype)).tolist() == [2.0, 2.0]
+    assert model.double()(torch.ones(2, dtype=dtype)).dtype is torch.float64
+
+
+def test_an_input_may_be_called_self() -> None:
+    model = small([helper.make_node("Relu", ["self"], ["y"])], {}, [2])
+    model.graph.input[0].name = "self"
+    assert from_proto(model)(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_a_size_that_the_file_fixes_does_not_vary() -> None:
+    read = from_proto(
+        small([helper.make_node("MatMul", ["x", "w"], ["y"])], {"w": np.ones((3, 4), np.float32)}, [4, 3])
+    )
+    step = ig.TrainStep(
+        model=read,
+        loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD(read.parameters(), lr=0.1),
+        inputs={"x": torch.randn(4, 3), "y": torch.zeros(4, dtype=torch.long)},
+        dynamic={"x": {0: "B"}, "y": {0: "B"}},
+    )
+    with pytest.raises(UserError, match="dimension 0 of the input 'x' varies, and the ONNX file is made for 4"):
+        capture(step)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_a_type_that_would_lose_values_is_refused(dtype: torch.dtype) -> None:
     model = from_proto(small([helper.make_node("Relu", ["x"], ["y"])], {}, [3]))
@@ -281,8 +450,8 @@ def test_dropout_drops_in_training_mode_only() -> None:
 
 
 def test_an_unsupported_operator_is_named_with_its_node() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"], name="places")]
-    with pytest.raises(UnsupportedOpError, match=r"net\.onnx:2: places = NonZero\(a\)\n  NonZero of opset 17 has no"):
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Unique", ["a"], ["y"], name="kinds")]
+    with pytest.raises(UnsupportedOpError, match=r"net\.onnx:2: kinds = Unique\(a\)\n  Unique of opset 17 has no"):
         from_proto(small(nodes, {}, [3], opset=17), "net.onnx")
 
 

@@ -29,6 +29,7 @@ KNOWN = {
     "test_attention_4d_gqa_causal_nonpad": "a cache with sequences of several lengths",
     "test_attention_4d_padded_kv": "a cache with sequences of several lengths",
     "test_attention_local_window_ext_cache": "a cache with sequences of several lengths",
+    "test_col2im_5d": "three spatial dimensions",
     "test_gather_negative_indices": "negative indices that are data; they are refused as PyTorch's embedding does",
     "test_maxpool_with_argmax_2d_precomputed_strides": "places by columns",
     "test_reduce_max_empty_set": "PyTorch has no extreme of nothing",
@@ -110,7 +111,7 @@ def _run(case: Any, option: Callable[[np.ndarray], Value]) -> None:
     names = [i.name for i in case.model.graph.input]
     counts = any(n.op_type in ("Range", "Loop") for n in nodes)
     for inputs, outputs in case.data_sets:
-        values = model.begin()
+        values = model.begin({})
         for number, (name, value) in enumerate(zip(names, inputs, strict=True)):
             take = tensor if number == 0 and len(names) > 1 and not counts else option
             is_sequence = isinstance(value, list)

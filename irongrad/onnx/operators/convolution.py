@@ -91,6 +91,18 @@ def _cut(call: Call, x: Tensor, strides: Sequence[int], whole: Sequence[int]) ->
     return [(t // 2, t - t // 2) if auto == "SAME_UPPER" else (t - t // 2, t // 2) for t in totals]
 
 
+@operator("Col2Im")
+def col2im(call: Call, x: Value, sizes: Value, kernel: Value) -> Tensor:
+    """Add the columns of windows up to an image; the inverse of taking windows, where they do not overlap."""
+    window = call.ints(kernel, "a window")
+    strides, dilations = (list(call.get(n) or [1] * len(window)) for n in ("strides", "dilations"))
+    pads = _pads(call, (), window, strides, dilations)
+    if len(window) != 2 or not _is_symmetric(pads):
+        raise call.node.unsupported("has other than two spatial dimensions or asymmetric pads, which is not supported")
+    before = [p for p, _ in pads]
+    return functional.fold(tensor(x), call.ints(sizes, "a size"), window, dilations, before, strides)
+
+
 @operator("MaxPool")
 def max_pool(call: Call, x: Value) -> Any:
     """Return the maximum of each window and, as a second output, its index in the flattened tensor."""

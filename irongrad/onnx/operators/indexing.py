@@ -37,6 +37,12 @@ def gather(call: Call, x: Value, indices: Value) -> Tensor:
     return taken.reshape(*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
 
 
+@operator("NonZero")
+def non_zero(call: Call, x: Value) -> Tensor:
+    """Refuse the places of data; those of values known without data are computed in `irongrad.onnx.static`."""
+    raise call.node.unsupported("finds places, whose number depends on data, which is not supported")
+
+
 @operator("GatherElements")
 def gather_elements(call: Call, x: Value, indices: Value) -> Tensor:
     """Take one element for each index."""

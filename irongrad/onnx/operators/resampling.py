@@ -44,18 +44,22 @@ def _resized(
     call: Call, x: Tensor, scales: list[float] | None, sizes: list[int] | None, axes: list[int], roi: list[float] | None
 ) -> Tensor:
     if sizes is not None:
-        scales = [s / x.shape[a] for s, a in zip(sizes, axes, strict=True)]
+        scales = [1.0 if s == x.shape[a] else s / x.shape[a] for s, a in zip(sizes, axes, strict=True)]
         policy = call.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(scales)
             scales, sizes = [one] * len(axes), [math.floor(one * x.shape[a] + 0.5) for a in axes]
     assert scales is not None
+    crops = call.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     for i, (axis, scale) in enumerate(zip(axes, scales, strict=True)):
-        size = int(x.shape[axis])
+        size = x.shape[axis]
+        if scale == 1 and not crops:
+            continue  # also a size that varies
+        if not isinstance(size, int):
+            raise call.node.unsupported(f"resizes dimension {axis}, whose size varies, which is not supported")
         new_size = sizes[i] if sizes is not None else math.floor(size * scale)
         region = (roi[i], roi[i + len(axes)]) if roi else (0.0, 1.0)
-        if new_size != size or scale != 1 or call.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-            x = _along(call, x, axis, _Axis(size, new_size, float(scale), region))
+        x = _along(call, x, axis, _Axis(size, new_size, float(scale), region))
     return x
 
 

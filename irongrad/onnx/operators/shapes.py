@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from irongrad.onnx.registry import Call, Static, Value, operator, tensor
 
+_FAR = 2**31 - 1  # a place that is beyond every dimension, as exporters write it
+
 
 @operator("Reshape")
 def reshape(call: Call, x: Value, shape: Value | None = None) -> Tensor:
@@ -90,12 +92,22 @@ def slice_of(call: Call, x: Value, *given: Value) -> Tensor:
 
 
 def _sliced(x: Tensor, start: Any, end: Any, axis: int, step: int) -> Tensor:
-    if step > 0:
-        index: list[Any] = [slice(None)] * x.ndim
-        index[axis] = slice(start, None if isinstance(end, int) and end >= 2**31 - 1 else end, step)
-        return x[tuple(index)]
-    places = list(range(x.shape[axis]))[start : None if end < -x.shape[axis] else end : step]
-    return x.index_select(axis, torch.tensor(places, dtype=torch.int64))
+    if step < 0:
+        size = x.shape[axis]
+        first = _from_end(size, start)
+        if isinstance(first, int) and isinstance(size, int):
+            first = min(first, size - 1)
+        x, start, end, step = x.flip(axis), first, _from_end(size, end), -step
+    index: list[Any] = [slice(None)] * x.ndim
+    index[axis] = slice(start, None if isinstance(end, int) and end >= _FAR else end, step)
+    return x[tuple(index)]
+
+
+def _from_end(size: Any, place: Any) -> Any:
+    """A place in a dimension, counted in the reversed dimension."""
+    if isinstance(place, int) and abs(place) >= _FAR:
+        return 0 if place > 0 else _FAR
+    return -1 - place if place < 0 else torch.sym_max(size - 1 - place, 0)
 
 
 @operator("Pad")
