@@ -118,7 +118,7 @@ class OnnxModel(nn.Module):
 
     def _compute(self, node: Node, values: dict[str, Value]) -> None:
         operands = [values[name] if name else None for name in node.inputs]
-        call = Call(node, self.training, self._is_wide(), values, self._compute)
+        call = Call(node, self.training, self._is_wide(), values, self._compute, self._paths.keys())
         known = bool(operands) and all(v is None or isinstance(v, np.ndarray) for v in operands)
         function = (rule_of(node.operator, operands) if known else None) or operator_of(node)
         try:

@@ -7,7 +7,7 @@ a `Call` and the node's inputs, with None for an input that is left out. It retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -99,6 +99,7 @@ class Call:
         wide: whether the module was converted to float64, although the file is not in float64.
         values: the values that the node's regions may read, by name.
         compute: a function that computes a node of a region, and adds its outputs to the values that it is given.
+        state: the names of the model's parameters and buffers.
     """
 
     node: Node
@@ -106,6 +107,7 @@ class Call:
     wide: bool
     values: Mapping[str, Value]
     compute: Callable[[Node, dict[str, Value]], None]
+    state: Collection[str] = ()
 
     @property
     def opset(self) -> int:

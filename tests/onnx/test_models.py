@@ -413,6 +413,21 @@ def test_data_that_the_files_type_holds_is_converted(dtype: torch.dtype) -> None
     assert model.double()(torch.ones(2, dtype=dtype)).dtype is torch.float64
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_norm_without_running_statistics_takes_those_of_the_batch(
+    training: bool, tmp_path: Path, export_model: Callable[..., None]
+) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)), torch.randn(6, 3)
+    export_model(copy.deepcopy(model), (x,), tmp_path / "a.onnx")
+    loaded = irongrad.onnx.load(tmp_path / "a.onnx").train(training)
+    assert not list(loaded.buffers())
+    direction = torch.randn(6, 4)
+    model(x).backward(direction)
+    loaded(x).backward(direction)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(loaded.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_an_input_may_be_called_self() -> None:
     model = small([helper.make_node("Relu", ["self"], ["y"])], {}, [2])
     model.graph.input[0].name = "self"

@@ -17,9 +17,16 @@ def batch_normalization(call: Call, x: Value, scale: Value, bias: Value, mean: V
 
     Training mode also updates the running statistics. A file that was exported in evaluation mode says nothing of
     training, so PyTorch's rule applies: the running variance is unbiased. If the node itself is one for training
-    (`training_mode`), ONNX's rule applies: the running variance is biased.
+    (`training_mode`), ONNX's rule applies: the running variance is biased. Statistics that the graph computes are no
+    running ones, and hold in either mode.
     """
     value, weight, offset, running_mean, running_var = map(tensor, (x, scale, bias, mean, var))
+    given = zip(call.node.inputs[3:], (mean, var), strict=True)
+    computed = [isinstance(statistic, Tensor) and name not in call.state for name, statistic in given]
+    if any(computed) and not call.get("training_mode", 0):
+        columns = (1, -1, *[1] * (value.ndim - 2))
+        center, spread, factor, shift = (t.reshape(columns) for t in (running_mean, running_var, weight, offset))
+        return (value - center) * torch.rsqrt(spread + call.get("epsilon", 1e-5)) * factor + shift
     epsilon, kept = call.get("epsilon", 1e-5), call.get("momentum", 0.9)
     for_training = bool(call.get("training_mode", 0))
     if call.training and for_training:
