@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class LoadedModule:
         self._functions: dict[str, Any] = {}
         forks.refuse_drivers_of_ancestors(device)
         self._base = base
+        self._states = {state: state.stat() for state in states}
         self._module = self._load(name, code, states)
         forks.register(self)
 
@@ -125,6 +127,24 @@ class LoadedModule:
             self._context = ireert.VmContext(instance, modules=modules)
             self._run(enter, state)
             self.exchange = exchange
+
+    def refuse_overwritten_state(self) -> None:
+        """Refuse a call that reads the initial state again, if its files were overwritten.
+
+        A file that was replaced by another is fine: the one that is open stays as it was.
+
+        Raises:
+            ArtifactError: names the file.
+        """
+        for path, before in self._states.items():
+            with suppress(OSError):
+                now = path.stat()
+                written = (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns)
+                if written and (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino):
+                    raise ArtifactError(
+                        f"{path} was written to since it was loaded, so the state that it held is lost. Load again; "
+                        "replace such a file by renaming another"
+                    )
 
     def close(self) -> None:
         """Free the module and its state; further calls are refused."""

@@ -258,7 +258,12 @@ class Session:
         return self._chosen(inputs)._outputs("predict", inputs)
 
     def reset(self) -> None:
-        """Restore the state that `load` left, and clear accumulated gradients."""
+        """Restore the state that `load` left, and clear accumulated gradients; reads its file again.
+
+        Raises:
+            ArtifactError: the file was written to since then, not replaced by another.
+        """
+        self._module.refuse_overwritten_state()
         self._call("reset", {})
 
     def reset_carry(self) -> None:
@@ -266,11 +271,13 @@ class Session:
 
         Raises:
             UserError: nothing is carried.
+            ArtifactError: as `reset`.
         """
         if not any(s.role is Role.CARRIED for s in self.manifest.state):
             raise UserError(
                 "this step carries nothing from call to call (TrainStep.carry), so there is nothing to reset"
             )
+        self._module.refuse_overwritten_state()
         self._call("reset_carry", {})
 
     def seed(self, value: int) -> None:

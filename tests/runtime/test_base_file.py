@@ -86,6 +86,23 @@ def test_a_session_trains_as_without_a_base(place):
         assert session.train_step(**batch(0)) == plain.train_step(**batch(0))
 
 
+HELD = """
+import sys
+from irongrad.runtime import load
+
+with load(sys.argv[1], device="local-sync") as session:
+    held = session._module._device.allocator.statistics
+    print(held["device_bytes_allocated"] - held["device_bytes_freed"])
+"""
+
+
+def test_a_module_with_reset_holds_one_copy_of_its_state(place):
+    command = [sys.executable, "-c", HELD, str(place / "plain")]
+    held = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    own = sum(array.nbytes for array in initial_state(place / "plain").values())
+    assert own <= held < 1.5 * own
+
+
 def test_checkpoints_with_and_without_the_base_are_taken(place, tmp_path):
     with load(place / "net") as session:
         session.train_step(**batch(0))

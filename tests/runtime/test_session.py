@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 
 import iree.runtime as ireert
 import numpy as np
@@ -98,6 +100,28 @@ def test_reset_restores_the_loaded_state(mlp_artifact, batches, tmp_path):
     resumed.train_step(**batches[1])
     resumed.reset()
     assert_same(snapshot(resumed), one)
+
+
+def test_reset_needs_the_file_as_it_was(mlp_artifact, batches, tmp_path):
+    path = tmp_path / "one.safetensors"
+    session = Session(mlp_artifact)
+    session.save(path)
+    session.train_step(**batches[0])
+    session.save(tmp_path / "two.safetensors")
+    resumed = Session(mlp_artifact, checkpoint=path)
+    one = snapshot(resumed)
+    resumed.train_step(**batches[1])
+    shutil.copy(path, tmp_path / "copy.safetensors")
+    os.replace(tmp_path / "copy.safetensors", path)  # another file of this name
+    resumed.reset()
+    assert_same(snapshot(resumed), one)
+    resumed = Session(mlp_artifact, checkpoint=path)
+    resumed.train_step(**batches[1])
+    trained = snapshot(resumed)
+    path.write_bytes((tmp_path / "two.safetensors").read_bytes())
+    with pytest.raises(ArtifactError, match="one.safetensors was written to since it was loaded"):
+        resumed.reset()
+    assert_same(snapshot(resumed), trained)
 
 
 def test_dlpack_and_device_inputs_give_the_same_result(session, batches):

@@ -31,6 +31,7 @@ from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
 from irongrad.passes.module.keep_state import KeepState
+from irongrad.passes.module.load_where_read import LoadWhereRead
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.map_base import MapBase
 from irongrad.passes.module.matmul_kernels import MatmulKernels
@@ -85,6 +86,7 @@ FLOW = Phase(
         ReadBeforeUpdate,
         KeepState,
         EvenLoops,
+        LoadWhereRead,
     ),
 )
 RESOURCES = Phase(
