@@ -7,7 +7,8 @@ those of `tiling.py` and `vector_code.py`.
 The right operand is packed into column blocks. In its original layout the rows read together are often a power of two
 apart, so they evict each other from the cache. A transposed left operand is copied to row-major order, so that each row
 is read sequentially. Other left operands and the result keep their layout. A small operand stays in a cache in any
-layout. It is read in place if the elements that are read together are contiguous.
+layout. It is read in place if the elements that are read together are contiguous. A right operand of few bits is
+unpacked by the kernel (`packed_weights.py`, `unpacking.py`).
 docs/dev/measurements/2026-11-25-granite-rapids.md has figures.
 """
 
@@ -26,6 +27,7 @@ from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.base import PassResult
+from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
@@ -90,7 +92,7 @@ class MatmulKernels(ModulePass):
         if architecture != _ARCHITECTURE or tiles is None:
             return PassResult(False)
         found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
-        products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles))}
+        products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles)) and _is_readable(p, tile)}
         kernels = _Kernels(module)
         launched = [_launch(product, tile, kernels) for product, tile in products.items()]
         for old, new in launched:  # only now, as a product may read another
@@ -124,10 +126,16 @@ class _Kernels:
 
 
 def _product_of(operation: Any) -> _Product | None:
-    """The operands of a product; None if one is not float32 of static shape, or if it adds to a nonzero value."""
+    """The operands of a product of float32; None for one of unknown sizes, or one that adds to a nonzero value.
+
+    The right operand may be in half precision.
+    """
     *operands, room = operation.operands
     kinds = [value.type for value in operation.operands]
-    if not all(kind.has_static_shape and isinstance(kind.element_type, ir.F32Type) for kind in kinds):
+    of_left, of_right, of_result = (str(kind.element_type) for kind in kinds)
+    if of_left != "f32" or of_result != "f32" or of_right not in {"f32", *HALVES}:
+        return None
+    if not all(kind.has_static_shape for kind in kinds):
         return None
     if not _is_zero(room):
         return None
@@ -178,18 +186,38 @@ def _dimensions(indexing: Any) -> list[int]:
 def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
     """Launch a kernel for a product and the bias added to it, if any; return the replaced operation and the result."""
     operation, sizes = product.operation, product.sizes
+    packed = _packed(product, tile)
     left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
-    blocks = product.has_blocks_of_columns
+    blocks = product.has_blocks_of_columns and packed is None
     right, right_matrix = _in_blocks(product) if blocks else _as_it_is(product.right, "c", product)
+    tensors = [right] if packed is None else packed.operands
     added = _added_row(operation.results[0])
     last = operation if added is None else added.result.owner.operation
     row = [] if added is None else [added.row]
     of_product = MatmulShape(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
-    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, adds_row=bool(row))
+    packing = None if packed is None else packed.packing
+    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, bool(row), packing)
     with last.location, ir.InsertionPoint(last):
         kinds = [operation.results[0].type]
-        launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, right, *row], [], [])
+        launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, *tensors, *row], [], [])
     return last, launch.results[0]
+
+
+def _is_readable(product: _Product, tile: Tile) -> bool:
+    """Whether a kernel can read the right operand: as float32, or as it is stored."""
+    return str(product.right[0].type.element_type) == "f32" or _packed(product, tile) is not None
+
+
+def _packed(product: _Product, tile: Tile) -> PackedWeight | None:
+    """The right operand as it is stored, if the kernel can unpack it; else None.
+
+    Vectors along the weight's rows then lie in one group, and squares of them cover the reduction dimension.
+    """
+    value, letters = product.right
+    packed = packed_weight(value) if letters in ("ck", "kc") else None
+    if packed is None or packed.packing.group % tile.width or packed.packing.columns % tile.width:
+        return None
+    return packed
 
 
 def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:

@@ -18,12 +18,16 @@ from itertools import product
 from iree.compiler import ir
 
 from irongrad.memory_model.product_tiles import Tile
+from irongrad.passes.module.matmul_kernels.packed_weights import Packing
 
 # float32 numbers per cache line. The length of a block of the reduction dimension is a multiple of it.
 LINE = 16
 
 # The most bytes of the right operand that one pass over all rows reads. They stay in the second-level cache.
 _PANEL = 1 << 19
+
+# The most bytes of the right operand that are unpacked at once. They stay in the first-level cache.
+_UNPACKED = 1 << 14
 
 # The most rows and columns of the result in one part, the unit of work of a thread.
 _ROWS, _COLUMNS = 512, 768
@@ -109,6 +113,7 @@ class ProductKernel:
         left: the layout of the left operand.
         right: the layout of the right operand; columns within a block are contiguous.
         adds_row: whether the kernel adds a row to all rows of the result.
+        packing: how the right operand is stored, if not as float32; its strides then count numbers, not elements.
     """
 
     sizes: MatmulShape
@@ -116,6 +121,12 @@ class ProductKernel:
     left: Matrix
     right: Matrix
     adds_row: bool
+    packing: Packing | None = None
+
+    @property
+    def right_tensors(self) -> int:
+        """The number of tensors in which the right operand is stored."""
+        return 1 if self.packing is None else self.packing.tensors
 
     @property
     def panels(self) -> int:
@@ -135,7 +146,7 @@ class ProductKernel:
     @property
     def depth(self) -> int:
         """The length of a block of the reduction dimension; all rows of a part use one block before the next starts."""
-        stretches = -(-self.sizes.summands * 4 * self.tile.columns // _PANEL)
+        stretches = -(-self.sizes.summands * 4 * self.tile.columns // (_UNPACKED if self.packing else _PANEL))
         return -(-self.sizes.summands // (stretches * LINE)) * LINE
 
     @cached_property

@@ -7,18 +7,28 @@ IREE's sample of custom dispatches (samples/custom_dispatch/cpu/embedded).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import affine, arith, hal, memref, scf, stream, vector
+from iree.compiler.dialects import arith, hal, memref, scf, vector
 
-from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.walk import OPERATIONS, inside
+from irongrad.passes.module.matmul_kernels.loop_code import (
+    constant,
+    each,
+    fixed,
+    least,
+    loop,
+    number,
+    row_of,
+    vector_of,
+)
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
+from irongrad.passes.module.matmul_kernels.unpacking import Unpacking
 
 # The prefetch distance of the right operand, in steps along the reduction dimension.
 _AHEAD = 8
@@ -33,7 +43,7 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     """
     strips, panels = kernel.part
     counts = -(-kernel.panels // panels), -(-kernel.strips // strips), kernel.sizes.batch
-    bindings = [f"%{i}: !stream.binding" for i in range(3 + kernel.adds_row)]
+    bindings = [f"%{i}: !stream.binding" for i in range(2 + kernel.right_tensors + kernel.adds_row)]
     executable = ir.Operation.parse(f"""stream.executable private @{name} {{
         stream.executable.export public @{name} workgroups() -> (index, index, index) {{
           %x = arith.constant {counts[0]} : index
@@ -50,12 +60,13 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     (function,) = (op for op in inside(executable) if op.name == "func.func")
     body = function.regions[0].blocks[0]
     with ir.InsertionPoint.at_block_terminator(body):
-        left, right, *row, result = body.arguments
+        left, *others, result = body.arguments
+        right, row = others[: kernel.right_tensors], others[kernel.right_tensors :]
         memory = _Memory(
-            _row_of(left, kernel.left.elements),
-            _row_of(right, kernel.right.elements),
-            _row_of(row[0], kernel.sizes.columns) if row else None,
-            _row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns),
+            row_of(left, kernel.left.elements),
+            Unpacking.of(kernel, right) if kernel.packing else row_of(right[0], kernel.right.elements),
+            row_of(row[0], kernel.sizes.columns) if row else None,
+            row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns),
         )
         _write(kernel, memory)
     operations = 2 * kernel.sizes.multiplications
@@ -69,7 +80,7 @@ class _Memory:
 
     Attributes:
         left: the left operand.
-        right: the right operand.
+        right: the right operand; an `Unpacking` if it is stored in fewer bits than float32.
         row: the row that is added to all rows of the result; None without one.
         result: the result.
     """
@@ -106,33 +117,33 @@ def _write(kernel: ProductKernel, memory: _Memory) -> None:
     across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
     d = ir.AffineExpr.get_dim(0)
 
-    with _each(*_share(across, panels, kernel.panels), 1) as panel:
-        column = _number(d * tile.columns, panel)
-        with (
-            _each(_constant(0), _constant(sizes.summands), depth) as summand,
-            _each(*_share(down, strips, kernel.strips), 1) as strip,
-        ):
-            row = _least([d * tile.rows, _fixed(sizes.rows - tile.rows)], strip)
-            _write_tile(kernel, memory, _Place(batch, strip, row, column, summand))
+    with each(*_share(across, panels, kernel.panels), 1) as panel:
+        column = number(d * tile.columns, panel)
+        with each(constant(0), constant(sizes.summands), depth) as summand:
+            if kernel.packing:
+                memory.right.write_block(column, summand)
+            with each(*_share(down, strips, kernel.strips), 1) as strip:
+                row = least([d * tile.rows, fixed(sizes.rows - tile.rows)], strip)
+                _write_tile(kernel, memory, _Place(batch, strip, row, column, summand))
 
 
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
     """The bounds of the part with the index `part`: parts have `size` of all `count` strips or panels."""
     d = ir.AffineExpr.get_dim(0)
-    return _number(d * size, part), _least([d * size + size, _fixed(count)], part)
+    return number(d * size, part), least([d * size + size, fixed(count)], part)
 
 
 def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
     """Accumulate one block of the reduction dimension into the results of a tile."""
     sizes, tile = kernel.sizes, kernel.tile
-    vector_type = _vector_of(tile)
+    vector_type = vector_of(tile)
     b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
     result = b * (sizes.rows * sizes.columns) + r * sizes.columns + c
     places = [
-        _number(result + (i * sizes.columns + j * tile.width), place.batch, place.row, place.column)
+        number(result + (i * sizes.columns + j * tile.width), place.batch, place.row, place.column)
         for i, j in product(range(tile.rows), range(tile.vectors))
     ]
-    is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, _constant(0))
+    is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, constant(0))
     begun = [
         arith.select(is_first, new, vector.load(vector_type, memory.result, [p]))
         for new, p in zip(_beginning(kernel, memory, place), places, strict=True)
@@ -153,7 +164,7 @@ def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]
         yield
         return
     d = ir.AffineExpr.get_dim(0)
-    owned = arith.cmpi(arith.CmpIPredicate.uge, _number(d + i, place.row), _number(d * rows, place.strip))
+    owned = arith.cmpi(arith.CmpIPredicate.uge, number(d + i, place.row), number(d * rows, place.strip))
     with ir.InsertionPoint(scf.IfOp(owned).then_block):
         yield
         scf.yield_([])
@@ -162,13 +173,13 @@ def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]
 def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[Any]:
     """The initial values of a tile's results: zero, or the added row."""
     tile = kernel.tile
-    vector_type = _vector_of(tile)
+    vector_type = vector_of(tile)
     if memory.row is None:
         zero = ir.DenseElementsAttr.get_splat(vector_type, ir.FloatAttr.get(ir.F32Type.get(), 0))
         return [arith.constant(vector_type, zero)] * (tile.rows * tile.vectors)
     c = ir.AffineExpr.get_dim(0)
     of_row = [
-        vector.load(vector_type, memory.row, [_number(c + j * tile.width, place.column)]) for j in range(tile.vectors)
+        vector.load(vector_type, memory.row, [number(c + j * tile.width, place.column)]) for j in range(tile.vectors)
     ]
     return of_row * tile.rows
 
@@ -177,86 +188,50 @@ def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[An
     """The results after one block of the reduction dimension is added."""
     left, tile = kernel.left, kernel.tile
     b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
-    rows = [_number(b * left.batch + left.outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
+    rows = [number(b * left.batch + left.outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
     d = ir.AffineExpr.get_dim(0)
-    end = _least([d + kernel.depth, _fixed(kernel.sizes.summands)], place.summand)
+    end = least([d + kernel.depth, fixed(kernel.sizes.summands)], place.summand)
 
     def add(summand: Any, sums: list[Any]) -> list[Any]:
-        at = [_number(b + r * left.summand.one, row, summand) for row in rows]
+        at = [number(b + r * left.summand.one, row, summand) for row in rows]
         return _add_round(kernel, memory, place, summand, at, sums)
 
-    return _loop(place.summand, end, kernel.round, begun, add)
+    return loop(place.summand, end, kernel.round, begun, add)
 
 
 def _add_round(
     kernel: ProductKernel, memory: _Memory, place: _Place, summand: Any, rows: Sequence[Any], sums: list[Any]
 ) -> list[Any]:
     """The results after `ProductKernel.round` summands are added, which start at the offsets `rows` on the left."""
-    right, tile = kernel.right, kernel.tile
-    kind = _vector_of(tile)
-    b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+    tile = kernel.tile
+    kind = vector_of(tile)
     d = ir.AffineExpr.get_dim(0)
-
-    def at(step: int, column: int) -> Any:
-        expression = b * right.batch + right.outer.to(c + column) + right.summand.to(k + step)
-        return _number(expression, place.batch, place.column, summand)
-
     for step in range(kernel.round):
-        vectors = []
-        for column in range(0, tile.columns, tile.width):
-            vectors.append(vector.load(kind, memory.right, [at(step, column)]))
-            if column % LINE == 0:
-                memref.prefetch(memory.right, [at(step + _AHEAD, column)], False, 3, True)
+        vectors = _right_vectors(kernel, memory, place, summand, step)
         new = []
         for i, row in enumerate(rows):
-            of_row = memref.load(memory.left, [_number(d + step * kernel.left.summand.one, row)])
+            of_row = memref.load(memory.left, [number(d + step * kernel.left.summand.one, row)])
             factor = vector.broadcast(kind, of_row)
             new += [vector.fma(factor, x, sums[i * tile.vectors + j]) for j, x in enumerate(vectors)]
         sums = new
     return sums
 
 
-@contextmanager
-def _each(begin: Any, end: Any, step: int) -> Iterator[Any]:
-    """Write the body of a loop, given its induction variable."""
-    loop = scf.ForOp(begin, end, _constant(step))
-    with ir.InsertionPoint(loop.body):
-        yield loop.induction_variable
-        scf.yield_([])
+def _right_vectors(kernel: ProductKernel, memory: _Memory, place: _Place, summand: Any, step: int) -> list[Any]:
+    """The vectors of the right operand for the columns of a tile, `step` behind the index `summand`."""
+    right, tile = kernel.right, kernel.tile
+    columns = range(0, tile.columns, tile.width)
+    if kernel.packing:
+        return [memory.right.vector_at(place.summand, summand, step, column) for column in columns]
+    b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
 
+    def at(step: int, column: int) -> Any:
+        expression = b * right.batch + right.outer.to(c + column) + right.summand.to(k + step)
+        return number(expression, place.batch, place.column, summand)
 
-def _loop(
-    begin: Any, end: Any, step: int, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
-) -> list[Any]:
-    """Write a loop with the carried values `values`; `body` maps induction variable and values to the next values."""
-    loop = scf.ForOp(begin, end, _constant(step), list(values))
-    with ir.InsertionPoint(loop.body):
-        scf.yield_(body(loop.induction_variable, list(loop.inner_iter_args)))
-    return list(loop.results)
-
-
-def _vector_of(tile: Tile) -> ir.Type:
-    return ir.VectorType.get([tile.width], ir.F32Type.get())
-
-
-def _number(expression: ir.AffineExpr, *values: Any) -> Any:
-    """The index that the affine `expression` computes from `values`."""
-    return affine.apply(ir.AffineMap.get(len(values), 0, [expression]), values)
-
-
-def _least(expressions: Sequence[ir.AffineExpr], *values: Any) -> Any:
-    """The minimum of affine `expressions` of `values`."""
-    return affine.AffineMinOp(ir.AffineMap.get(len(values), 0, list(expressions)), values).result
-
-
-def _fixed(number: int) -> ir.AffineExpr:
-    return ir.AffineExpr.get_constant(number)
-
-
-def _constant(number: int) -> Any:
-    return arith.constant(ir.IndexType.get(), number)
-
-
-def _row_of(binding: Any, elements: int) -> Any:
-    kind = ir.MemRefType.get([elements], ir.F32Type.get())
-    return stream.binding_subspan(kind, binding, _constant(0), [])
+    vectors = []
+    for column in columns:
+        vectors.append(vector.load(vector_of(tile), memory.right, [at(step, column)]))
+        if column % LINE == 0:
+            memref.prefetch(memory.right, [at(step + _AHEAD, column)], False, 3, True)
+    return vectors

@@ -1,0 +1,62 @@
+"""Loops, indices and vectors: what the code of kernels is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import affine, arith, scf, stream
+
+from irongrad.memory_model.product_tiles import Tile
+
+
+@contextmanager
+def each(begin: Any, end: Any, step: int) -> Iterator[Any]:
+    """Write the body of a loop, given its induction variable."""
+    loop = scf.ForOp(begin, end, constant(step))
+    with ir.InsertionPoint(loop.body):
+        yield loop.induction_variable
+        scf.yield_([])
+
+
+def loop(
+    begin: Any, end: Any, step: int, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """Write a loop with the carried values `values`; `body` maps induction variable and values to the next values."""
+    loop = scf.ForOp(begin, end, constant(step), list(values))
+    with ir.InsertionPoint(loop.body):
+        scf.yield_(body(loop.induction_variable, list(loop.inner_iter_args)))
+    return list(loop.results)
+
+
+def vector_of(tile: Tile) -> ir.Type:
+    """A vector of float32 of the width of `tile`."""
+    return ir.VectorType.get([tile.width], ir.F32Type.get())
+
+
+def number(expression: ir.AffineExpr, *values: Any) -> Any:
+    """The index that the affine `expression` computes from `values`."""
+    return affine.apply(ir.AffineMap.get(len(values), 0, [expression]), values)
+
+
+def least(expressions: Sequence[ir.AffineExpr], *values: Any) -> Any:
+    """The minimum of affine `expressions` of `values`."""
+    return affine.AffineMinOp(ir.AffineMap.get(len(values), 0, list(expressions)), values).result
+
+
+def fixed(number: int) -> ir.AffineExpr:
+    """A constant in affine expressions."""
+    return ir.AffineExpr.get_constant(number)
+
+
+def constant(number: int) -> Any:
+    """A constant index."""
+    return arith.constant(ir.IndexType.get(), number)
+
+
+def row_of(binding: Any, elements: int, element: ir.Type | None = None) -> Any:
+    """The memory of a binding as a memref of rank 1, of float32 if no element type is given."""
+    kind = ir.MemRefType.get([elements], element or ir.F32Type.get())
+    return stream.binding_subspan(kind, binding, constant(0), [])
