@@ -23,6 +23,7 @@ VERBS = (
     "import",
     "check",
     "train",
+    "plan",
     "run",
     "export",
     "inspect",

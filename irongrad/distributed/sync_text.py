@@ -18,13 +18,18 @@ def sync_of(text: str, ranks: Communicator) -> Gradients | LocalSteps:
     Raises:
         UserError: the text says nothing that exists.
     """
-    name, every, form = _parsed(text)
+    name, every, form = parsed_sync(text)
     if name == "gradients":
         return Gradients(ranks)
     return LocalSteps(ranks, every, Nesterov() if name == "diloco" else None, Rounded(form) if form else Exact())
 
 
-def _parsed(text: str) -> tuple[str, int, str]:
+def parsed_sync(text: str) -> tuple[str, int, str]:
+    """The way to synchronise, the number of steps between rounds, and the form in which changes are sent.
+
+    Raises:
+        UserError: the text says nothing that exists.
+    """
     name, *options = text.split(":")
     if name == "gradients" and not options:
         return name, 1, ""

@@ -1,0 +1,103 @@
+"""Measure one training step on this machine, for a plan of many."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from irongrad.distributed.plan import MeasuredStep
+from irongrad.runtime.arrays import Array
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import Role
+from irongrad.runtime.ranks.communicator import Communicator, Request
+
+if TYPE_CHECKING:
+    from irongrad.runtime.session import Session
+
+_SECONDS, _FEWEST, _MOST = 3.0, 5, 200  # how long, and how often, the step is repeated
+
+
+class _Done:
+    def test(self) -> bool:
+        """See `Request`."""
+        return True
+
+
+class _Recorder:
+    """Two ranks of which the other is an equal one; exchanges take no time, and are recorded.
+
+    Attributes:
+        rank: the number of this process.
+        size: the number of ranks.
+        started: for each exchange, when it began and its bytes.
+    """
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.started: list[tuple[float, int]] = []
+
+    def start_sum(self, array: Array) -> Request:
+        """See `Communicator`."""
+        self.started.append((time.perf_counter(), array.nbytes))
+        array *= 2
+        return _Done()
+
+    def wait(self, request: Request) -> None:
+        """See `Communicator`."""
+
+    def gather(self, row: Array) -> Array:
+        """See `Communicator`."""
+        return np.stack([row, row])
+
+    def broadcast(self, array: Array, root: int) -> None:
+        """See `Communicator`."""
+
+    def without_lost(self) -> Communicator:
+        """See `Communicator`."""
+        return self
+
+
+def measured_step(session: Session, inputs: Mapping[str, Array]) -> MeasuredStep:
+    """Repeat a training step for some seconds, and take the medians. The session's state changes.
+
+    Args:
+        session: a session that is attached to no ranks.
+        inputs: the inputs of `train_step`, by name.
+
+    Raises:
+        UserError: the artifact has no `train_step`.
+        GuardError: the inputs do not fit.
+    """
+    if not any(entry.name == "train_step" for entry in session.manifest.all_entry_points):
+        raise UserError("a plan is made from one train_step, which this artifact lacks")
+    recorder = _Recorder()
+    if session.manifest.exchange:
+        session.attach(recorder)
+    seconds: list[float] = []
+    readies: list[list[float]] = []
+    session.train_step(**inputs)
+    begun = time.perf_counter()
+    while len(seconds) < _FEWEST or (time.perf_counter() - begun < _SECONDS and len(seconds) < _MOST):
+        recorder.started.clear()
+        start = time.perf_counter()
+        session.train_step(**inputs)
+        seconds.append(time.perf_counter() - start)
+        readies.append([at - start for at, _ in recorder.started])
+    ready = [statistics.median(column) for column in zip(*readies, strict=True)]
+    sizes = [nbytes for _, nbytes in recorder.started]
+    averaged = (Role.PARAMETER, Role.BUFFER)
+    trained = sum(4 * prod(s.shape) for s in session.manifest.state if s.role in averaged and not s.frozen)
+    return MeasuredStep(statistics.median(seconds), tuple(zip(ready, sizes, strict=True)), trained, _peak())
+
+
+def _peak() -> int:
+    """The peak resident memory of this process, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
