@@ -15,6 +15,7 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from irongrad.frontends.compile_function import compile_function as compile_function
     from irongrad.frontends.torch_compile import torch_backend as torch_backend
+    from irongrad.frontends.torch_ranks import TorchCommunicator as TorchCommunicator
     from irongrad.operators.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
@@ -36,6 +37,7 @@ __all__ = [
     "SAM",
     "Entry",
     "Steps",
+    "TorchCommunicator",
     "TrainStep",
     "__version__",
     "choose_buckets",
@@ -59,6 +61,7 @@ _HOME = {
     "Entry": "irongrad.step.entries",
     "SAM": "irongrad.step.sam",
     "Steps": "irongrad.step.steps",
+    "TorchCommunicator": "irongrad.frontends.torch_ranks",
     "TrainStep": "irongrad.step.train_step",
     "choose_buckets": "irongrad.sizes.buckets",
     "compile": "irongrad.pipeline.driver",

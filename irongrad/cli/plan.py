@@ -1,4 +1,4 @@
-"""`irongrad plan`."""
+"""`irongrad plan`: predict training on many machines from one measured step."""
 
 from __future__ import annotations
 
