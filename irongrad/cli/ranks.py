@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from irongrad.runtime.errors import IronGradError, UserError
+from irongrad.runtime.errors import GuardError, IronGradError, NonFiniteError, UserError
 from irongrad.runtime.ranks.communicator import Communicator, as_bytes, as_text
 from irongrad.runtime.ranks.mpi import MpiCommunicator
 
@@ -61,3 +62,18 @@ def on_all(ranks: Communicator, make: Callable[[], Made]) -> Made:
     if error is not None and texts.index(mine) == ranks.rank:
         raise error if len(set(texts)) == 1 else type(error)(f"rank {ranks.rank}: {error}")
     raise SaidElsewhereError(int(next(filter(None, texts)).partition(" ")[0]))
+
+
+@contextmanager
+def common_errors_said_once(ranks: Communicator) -> Iterator[None]:
+    """Run a block whose steps all ranks take together, so that all have its refusals: the first rank says them.
+
+    Raises:
+        IronGradError: the block's own error; on the other ranks `SaidElsewhereError` for a refusal.
+    """
+    try:
+        yield
+    except (GuardError, NonFiniteError) as error:
+        if ranks.rank == 0:
+            raise
+        raise SaidElsewhereError(error.exit_code) from error

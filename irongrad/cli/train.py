@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from irongrad.cli.common import (
     target_option,
     trusted_option,
 )
-from irongrad.cli.ranks import on_all, world
+from irongrad.cli.ranks import common_errors_said_once, on_all, world
 from irongrad.cli.train_plan import Asked, Plan, planned, quiet
 from irongrad.cli.train_progress import Display
 from irongrad.distributed.sync_text import FORMS
@@ -136,7 +136,9 @@ def command(**given: Any) -> int:
         return _run(asked, planned(asked))
     ranks = world()
     plan = on_all(ranks, lambda: planned(asked, ranks))
-    return _run(asked if ranks.rank == 0 else quiet(asked), plan, says=ranks.rank == 0)
+    together = common_errors_said_once(ranks) if asked.sync == "gradients" else nullcontext()
+    with together:
+        return _run(asked if ranks.rank == 0 else quiet(asked), plan, says=ranks.rank == 0)
 
 
 def _run(asked: Asked, plan: Plan, *, says: bool = True) -> int:

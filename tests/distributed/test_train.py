@@ -116,6 +116,21 @@ def test_errors_are_said_once(mlp_artifact: Path, plain: Path, data: Path, tmp_p
     assert "the data has 12 samples, fewer than one batch of 8 for each of 2 ranks" in done.stderr
 
 
+@pytest.mark.parametrize(("value", "text"), [(9, "y"), (np.nan, "loss")])
+def test_refusals_while_training_are_said_once(
+    value: float, text: str, plain: Path, data: Path, tmp_path: Path
+) -> None:
+    """One sample has a label that is no class, or a feature that is not a number; one rank trains it."""
+    with np.load(data) as file:
+        arrays = {name: file[name] for name in file}
+    arrays["y" if np.isfinite(value) else "x"][57] = value
+    np.savez(tmp_path / "bad.npz", **arrays)
+    done = train(2, plain, tmp_path / "bad.npz", "--sync", "gradients", "--on-nonfinite", "stop")
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("error:") == 1
+    assert text in done.stderr
+
+
 def test_without_mpi_the_way_out_is_named(plain: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('no MPI here')")
