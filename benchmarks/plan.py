@@ -3,8 +3,8 @@
     python benchmarks/plan.py [--ranks 1 2 4] [--bandwidth 200Mbit] [--latency 10ms] [--batch 2] [--json]
 
 The step is that of examples/gpt.py, with one thread a rank. The ranks exchange over MPI, and an exchange is complete no
-sooner than on the network of the plan: it waits for the link, occupies it, and then for the latency. More ranks than
-cores compute slower than one machine would, so give a batch whose computation is short beside the exchange.
+sooner than on the network of the plan: it waits for the link, occupies it, and then for the latency. Ranks share the
+cores of this machine, so as many processes make a plan at once.
 
 It needs the extra `mpi`.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def rank(arguments: argparse.Namespace) -> dict[str, float]:
     from irongrad.runtime.ranks.mpi import MpiCommunicator
 
     ranks: Any = MpiCommunicator(MPI.COMM_WORLD)
-    session = Session(arguments.artifact, device="local-sync")
+    session = Session(Path(arguments.artifact), device="local-sync")
     batch = batch_of(arguments.batch, ranks.rank)
     if ranks.size > 1:
         ranks = Slow(ranks, Network(bandwidth_in(arguments.bandwidth), latency_in(arguments.latency)))
@@ -91,7 +90,8 @@ def rank(arguments: argparse.Namespace) -> dict[str, float]:
 
     run()
     seconds = seconds_of(run, 10, 3)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     session.close()
     return {"seconds": seconds, "memory": peak}
 
@@ -111,12 +111,12 @@ def measured(arguments: argparse.Namespace, artifact: Path, count: int, sync: st
 
 
 def predicted(arguments: argparse.Namespace, artifact: Path, count: int, sync: str) -> dict[str, Any]:
-    """The last row of `irongrad plan`."""
+    """The last row of `irongrad plan`, which as many processes make at once as ranks share the cores."""
     command = [sys.executable, "-m", "irongrad", "plan", str(artifact), "--machines", str(count), "--sync", sync]
     command += ["--bandwidth", arguments.bandwidth, "--latency", arguments.latency, "--device", "local-sync", "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    row: dict[str, Any] = json.loads(done.stdout)["predictions"][-1]
-    return row
+    plans = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    rows = [json.loads(plan.communicate()[0])["predictions"][-1] for plan in plans]
+    return {name: statistics.median(row[name] for row in rows) for name in ("seconds", "memory")}
 
 
 def main() -> None:

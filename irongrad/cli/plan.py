@@ -66,7 +66,7 @@ def command(
         entry = next((e for e in session.manifest.all_entry_points if e.name == "train_step"), None)
         if entry is None:
             raise UserError("a plan is made from one train_step, which this artifact lacks")
-        step = measured_step(session, read_golden(directory / GOLDEN).inputs_of(entry))
+        step = measured_step(session, read_golden(directory / GOLDEN).inputs_of(entry), sync)
     found = [predict(step, count) for count in doubled(machines)]
     if as_json:
         rows = [{**asdict(p), "utilisation": p.utilisation} for p in found]
@@ -84,7 +84,7 @@ def _predictor(sync: str, network: Network) -> Callable[[MeasuredStep, int], Pre
     name, every, form = parsed_sync(sync)
     if name == "gradients":
         return lambda step, count: with_gradients(step, network, count)
-    return lambda step, count: with_local_steps(step, network, count, every, form, outer=name == "diloco")
+    return lambda step, count: with_local_steps(step, network, count, every, form)
 
 
 def _table(found: list[Prediction]) -> Table:

@@ -59,12 +59,14 @@ class MeasuredStep:
         seconds: the time of the step, with exchanges that take no time.
         buckets: for each exchange in order, the seconds from the step's begin until its operand is there, and its
             bytes; empty for an artifact that exchanges nothing.
+        round: the seconds that a rank computes when two ranks agree on their parameters; 0 if they never do.
         trained: the bytes that ranks send when they agree on their parameters, as float32.
         memory: the peak resident memory of the process, in bytes.
     """
 
     seconds: float
     buckets: tuple[tuple[float, int], ...]
+    round: float
     trained: int
     memory: int
 
@@ -76,7 +78,7 @@ class Prediction:
     Attributes:
         machines: the number of machines.
         seconds: the mean time of a step.
-        exposed: the seconds of communication in it that no computation hides.
+        exposed: the seconds of it that communication costs: what no computation hides, and the work of a round.
         nbytes: the mean bytes that each machine hands over in a step.
         memory: the peak resident memory of a rank, in bytes.
     """
@@ -118,9 +120,7 @@ def with_gradients(step: MeasuredStep, network: Network, machines: int) -> Predi
     return Prediction(machines, step.seconds + exposed, exposed, sent, step.memory)
 
 
-def with_local_steps(
-    step: MeasuredStep, network: Network, machines: int, every: int, form: str = "", *, outer: bool = False
-) -> Prediction:
+def with_local_steps(step: MeasuredStep, network: Network, machines: int, every: int, form: str = "") -> Prediction:
     """Predict ranks that train alone, and agree on their parameters every so many steps.
 
     Args:
@@ -129,15 +129,14 @@ def with_local_steps(
         machines: the number of machines.
         every: the number of steps from one round to the next.
         form: `bf16` or `int8` if changes are sent in fewer bytes, which all ranks then receive from all others.
-        outer: whether there is an outer optimizer, which keeps a momentum.
     """
-    memory = step.memory + (2 + outer) * step.trained
     if machines == 1:
-        return Prediction(1, step.seconds, 0.0, 0.0, memory)
+        return Prediction(1, step.seconds, 0.0, 0.0, step.memory)
     nbytes = step.trained * {"": 1.0, "bf16": 1 / 2, "int8": 1 / 4 + 1 / 1024}[form]
     collective = network.all_gather if form else network.all_reduce
-    exposed = sum(collective(nbytes, machines)) / every
-    return Prediction(machines, step.seconds + exposed, exposed, nbytes / every, memory)
+    computed = step.round * (machines / 2 if form else 1)  # a rank adds the changes of all others, if they are rounded
+    exposed = (sum(collective(nbytes, machines)) + computed) / every
+    return Prediction(machines, step.seconds + exposed, exposed, nbytes / every, step.memory)
 
 
 def doubled(machines: int) -> Sequence[int]:

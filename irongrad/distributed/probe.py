@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from irongrad.distributed.local_steps import LocalSteps
 from irongrad.distributed.plan import MeasuredStep
+from irongrad.distributed.sync_text import sync_of
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import Role
@@ -65,12 +68,13 @@ class _Recorder:
         return self
 
 
-def measured_step(session: Session, inputs: Mapping[str, Array]) -> MeasuredStep:
+def measured_step(session: Session, inputs: Mapping[str, Array], sync: str) -> MeasuredStep:
     """Repeat a training step for some seconds, and take the medians. The session's state changes.
 
     Args:
         session: a session that is attached to no ranks.
         inputs: the inputs of `train_step`, by name.
+        sync: how ranks synchronise, as for `irongrad train`. Where they exchange parameters, a round is measured, too.
 
     Raises:
         UserError: the artifact has no `train_step`.
@@ -79,8 +83,9 @@ def measured_step(session: Session, inputs: Mapping[str, Array]) -> MeasuredStep
     if not any(entry.name == "train_step" for entry in session.manifest.all_entry_points):
         raise UserError("a plan is made from one train_step, which this artifact lacks")
     recorder = _Recorder()
-    if session.manifest.exchange:
-        session.attach(recorder)
+    together = sync_of(sync, recorder)
+    if session.manifest.exchange or isinstance(together, LocalSteps):
+        together.begin(session, {})
     seconds: list[float] = []
     readies: list[list[float]] = []
     session.train_step(**inputs)
@@ -95,9 +100,28 @@ def measured_step(session: Session, inputs: Mapping[str, Array]) -> MeasuredStep
     sizes = [nbytes for _, nbytes in recorder.started]
     averaged = (Role.PARAMETER, Role.BUFFER)
     trained = sum(4 * prod(s.shape) for s in session.manifest.state if s.role in averaged and not s.frozen)
-    return MeasuredStep(statistics.median(seconds), tuple(zip(ready, sizes, strict=True)), trained, _peak())
+    buckets = tuple(zip(ready, sizes, strict=True))
+    of_round = _round(together) if isinstance(together, LocalSteps) else 0.0
+    return MeasuredStep(statistics.median(seconds), buckets, of_round, trained, _peak())
+
+
+def _round(sync: LocalSteps) -> float:
+    """The median time of a round between two ranks whose exchange takes no time."""
+    seconds = []
+    for step in range(_FEWEST):
+        begun = time.perf_counter()
+        sync.after_step(step, due=True)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
 
 
 def _peak() -> int:
-    """The peak resident memory of this process, in bytes."""
+    """The peak resident memory of this process, in bytes.
+
+    Linux keeps what `getrusage` says across exec, so a small child of a large process seems large.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

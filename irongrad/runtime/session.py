@@ -82,7 +82,7 @@ def load(
         UserError: the parent of this process opened the device, and this process is a fork of it.
     """
     return Session(
-        as_path(directory, "the directory of an artifact"),
+        directory,
         target=target,
         device=device,
         checkpoint=checkpoint,
@@ -112,7 +112,7 @@ class Session:
 
     def __init__(
         self,
-        directory: Path,
+        directory: str | os.PathLike[str],
         *,
         target: str | None = None,
         device: str | None = None,
@@ -125,7 +125,7 @@ class Session:
     ) -> None:
         self._check = NonFiniteCheck(on_nonfinite)
         self._strict = strict
-        self.directory = directory = directory.absolute()
+        self.directory = directory = as_path(directory, "the directory of an artifact").absolute()
         if not isinstance(device, str | None):
             raise UserError(f"device must be the URI of a device, such as 'local-task', not {device!r:.60}")
         start = None if checkpoint is None else as_path(checkpoint, "checkpoint")

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
 from irongrad.distributed.compression import Rounded
 from irongrad.distributed.sync_text import sync_of
 from irongrad.runtime.errors import UserError
-from tests.fixtures.ranks import Ranks
+from tests.fixtures.ranks import Ranks, exchanging
 
 pytest.importorskip("mpi4py", reason="the extra mpi is not installed")
 WORKER = Path(__file__).parent / "worker.py"
@@ -26,6 +27,20 @@ def test_the_mean_after_every_step_is_a_step_on_all_samples(count: int, sized: P
         assert found["gap"] < 2e-6
         assert found["rounds"] == 8
         assert found["bytes"] == 8 * 4 * (8 * 16 + 16 + 16 * 4 + 4)
+
+
+def test_a_layer_with_two_names_is_averaged_once(tmp_path: Path, ranks: Ranks) -> None:
+    twice = nn.Linear(16, 16)
+    dims = {"x": {0: "B"}, "y": {0: "B"}}
+    artifact = exchanging(
+        tmp_path / "tied",
+        layers=(twice, nn.Tanh(), twice),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        dynamic=dims,
+    )
+    for found in ranks(2, WORKER, "mean_every_step", artifact):
+        assert found["gap"] < 2e-6
+        assert found["bytes"] == found["rounds"] * 4 * (8 * 16 + 16 + 16 * 16 + 16 + 16 * 4 + 4)
 
 
 def test_the_outer_optimizer_steps_as_torchs(plain: Path, ranks: Ranks) -> None:

@@ -26,7 +26,7 @@ from irongrad.distributed.plan import (
 from irongrad.runtime.errors import UserError
 
 # Two buckets of a megabyte: one is there after 40 ms, one after 90 ms, and the update takes 10 ms.
-STEP = MeasuredStep(0.1, ((0.04, 10**6), (0.09, 10**6)), trained=4 * 10**6, memory=10**8)
+STEP = MeasuredStep(0.1, ((0.04, 10**6), (0.09, 10**6)), round=0.0, trained=4 * 10**6, memory=10**8)
 
 
 def test_an_exchange_that_ends_before_the_backward_costs_nothing() -> None:
@@ -44,6 +44,15 @@ def test_a_slow_link_carries_one_bucket_after_the_other() -> None:
     assert found.utilisation == pytest.approx(0.1 / 0.25, rel=1e-3)
 
 
+def test_a_round_costs_its_computation_and_its_exchange() -> None:
+    """A rounded change is added once for each rank: twice the work of two ranks for four."""
+    step = MeasuredStep(0.1, (), round=0.02, trained=4 * 10**6, memory=0)
+    exact = with_local_steps(step, Network(4e6, 1e-9), 2, every=10)
+    rounded = with_local_steps(step, Network(4e6, 1e-9), 4, every=10, form="bf16")
+    assert exact.exposed == pytest.approx((1.0 + 0.02) / 10, rel=1e-6)
+    assert rounded.exposed == pytest.approx((3 * 0.5 + 0.04) / 10, rel=1e-6)
+
+
 def test_one_machine_exchanges_nothing() -> None:
     for found in (with_gradients(STEP, Network(1.0, 1.0), 1), with_local_steps(STEP, Network(1.0, 1.0), 1, 10)):
         assert (found.seconds, found.exposed, found.nbytes, found.utilisation) == (0.1, 0.0, 0.0, 1.0)
@@ -52,7 +61,7 @@ def test_one_machine_exchanges_nothing() -> None:
 @pytest.mark.parametrize(("seconds", "published"), [(103, 0.957), (382, 0.856), (469, 0.83)])
 def test_rounds_of_intellect_1_leave_the_published_share_for_computing(seconds: float, published: float) -> None:
     """100 inner steps took 38 minutes, and an outer step the given seconds (INTELLECT-1, arXiv:2412.01152, table 3)."""
-    step = MeasuredStep(38 * 60 / 100, (), trained=4 * 10**10, memory=0)
+    step = MeasuredStep(38 * 60 / 100, (), round=0.0, trained=4 * 10**10, memory=0)
     network = Network(2 * step.trained / seconds, 1e-9)  # of very many machines, each sends twice the parameters
     found = with_local_steps(step, network, 10**6, every=100)
     assert found.utilisation == pytest.approx(published, abs=0.002)
