@@ -27,7 +27,7 @@ FORMS = ("peft", "torch", "huggingface")
 _NEEDS = {
     "peft": "one active adapter of PEFT, whose tensors are parameters of the model",
     "torch": "one PyTorch model",
-    "huggingface": "one transformers model, without an adapter of PEFT in it",
+    "huggingface": "one transformers model, without an adapter of PEFT in it and not quantised",
 }
 
 

@@ -12,6 +12,7 @@ from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.front import front, plainly
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import golden_runs
+from irongrad.quantisation.modules import QuantizedEmbedding, QuantizedLinear
 from irongrad.runtime import checkpoint as checkpoints
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import is_local
@@ -98,6 +99,7 @@ def _merged(step: TrainStep) -> TrainStep:
     if not adapters:
         raise UserError("--merge adds an adapter of PEFT to the weights, and the model has none: leave it out")
     for path, model in adapters:
+        _refuse_quantised(path, model)
         try:
             model.merge_and_unload(safe_merge=True)
         except (AttributeError, ValueError, NotImplementedError) as error:
@@ -106,6 +108,19 @@ def _merged(step: TrainStep) -> TrainStep:
         step.model.requires_grad_()
     trained = [p for p in step.model.parameters() if p.requires_grad]
     return replace(step, optimizer=torch.optim.SGD(trained), after_step=None)
+
+
+def _refuse_quantised(path: str, model: torch.nn.Module) -> None:
+    """Refuse a layer that PEFT would merge into: a quantised one computes its weight, so the sum would be lost.
+
+    Raises:
+        UserError: names the layer.
+    """
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "base_layer", None), QuantizedLinear | QuantizedEmbedding):
+            raise UserError(
+                f"PEFT cannot merge the adapter of {path or 'the model'}: {name} is quantised. Leave --merge out"
+            )
 
 
 def expected_predictions(step: TrainStep) -> Golden:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from irongrad.quantisation.modules import QuantizedEmbedding, QuantizedLinear
 from irongrad.runtime.manifest import LayoutSpec
 
 
@@ -17,7 +18,7 @@ def layouts_of(model: nn.Module) -> dict[str, LayoutSpec]:
     if len(adapters) == 1:
         made |= _peft(*adapters[0])
     pretrained = outermost(model, "transformers", "PreTrainedModel")
-    if len(pretrained) == 1 and not adapters:
+    if len(pretrained) == 1 and not adapters and not _is_quantised(model):
         made["huggingface"] = _huggingface(*pretrained[0])
     return made
 
@@ -42,6 +43,11 @@ def outermost(model: nn.Module, package: str, name: str) -> list[tuple[str, Any]
         if not inside and (package, name) in kinds:
             found.append((path, module))
     return found
+
+
+def _is_quantised(model: nn.Module) -> bool:
+    """Whether `ig.quantize` has changed layers; transformers would make new weights for them, and only warn."""
+    return any(isinstance(module, QuantizedLinear | QuantizedEmbedding) for module in model.modules())
 
 
 def _prefix(path: str) -> str:
