@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from irongrad.diagnostics import source_lines
 from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError
@@ -144,7 +145,7 @@ class _Call:
         """
         with torch.no_grad():
             context = self._run(ctx.tensors)[0]
-        with _OwnWrites(f"{self._cls.__name__}.backward", _OF_BACKWARD, gradients):
+        with plain_operators(), _OwnWrites(f"{self._cls.__name__}.backward", _OF_BACKWARD, gradients):
             results = self._cls.backward(context, *gradients)
         results = results if isinstance(results, tuple) else (results,)
         if len(results) != len(self._args):
@@ -161,7 +162,7 @@ class _Call:
         forward: Callable[..., Any] = self._cls.forward
         needs = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in self._args)
         context = Context(needs, source_lines.where(forward))
-        with ValueFree(), _OwnWrites(f"{self._cls.__name__}.forward", _OF_FORWARD):
+        with plain_operators(), ValueFree(), _OwnWrites(f"{self._cls.__name__}.forward", _OF_FORWARD):
             if self._cls.setup_context is Function.setup_context:
                 outputs = forward(context, *args)
             else:
@@ -199,7 +200,17 @@ class _OwnWrites(TorchDispatchMode):
                     f"{_user_line()}\n  {self._name} of a torch.autograd.Function writes into its argument, or into "
                     f"another tensor from outside of it ({func}). {self._instead}"
                 )
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            # In torch 2.13, Dynamo does not run here, which makes what a body reads from around it an argument.
+            if isinstance(func, HigherOrderOperator) and "FunctionalTensor on its own" in str(error):
+                raise CaptureError(
+                    f"{_user_line()}\n  {func.name()} in {self._name} of a torch.autograd.Function reads a tensor from "
+                    "around it. Hand it over: as one more carried value that each iteration returns as it is, or as an "
+                    "operand"
+                ) from error
+            raise
         if not (isinstance(func, OpOverload) and func.is_view) or id(args[0]) in self._own:
             self._own |= {id(t): t for t in tree_leaves(result) if isinstance(t, torch.Tensor)}
         return result

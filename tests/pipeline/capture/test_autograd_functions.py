@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 import irongrad as ig
 from irongrad.diagnostics import source_lines
+from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.runtime.errors import CaptureError
@@ -195,13 +197,94 @@ def test_a_function_may_be_named_and_take_keywords(call: Callable[..., torch.Ten
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return call(super().forward(x))
 
-    model = Signed(4, 3)
+    assert_gradients_are_those_of_eager(Signed(4, 3))
+
+
+def assert_gradients_are_those_of_eager(model: nn.Module) -> None:
     inputs = {"x": torch.randn(8, 4), "y": torch.randn(8, 3)}
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     joint = differentiate(capture(step, [])).joint
-    nn.functional.mse_loss(model(inputs["x"]), inputs["y"]).backward()
     known = dict(model.named_parameters()) | inputs
-    results = joint.graph(*(known[a.name].detach() for a in joint.arguments))
+    with eager_control_flow():
+        nn.functional.mse_loss(model(inputs["x"]), inputs["y"]).backward()
+        results = joint.graph(*(known[a.name].detach() for a in joint.arguments))
     found = {r.name: t for r, t in zip(joint.results, results, strict=True)}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad)
+
+
+class Solution(torch.autograd.Function):
+    """The solution of a linear system, with the adjoint system in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        solution = torch.linalg.solve(matrix, right)
+        ctx.save_for_backward(matrix, solution)
+        return solution
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        matrix, solution = ctx.saved_tensors
+        adjoint = torch.linalg.solve(matrix.T, gradient)
+        return -adjoint @ solution.T, adjoint
+
+
+class Root(torch.autograd.Function):
+    """The root of `x**3 + x - a` by Newton's method, and its derivative by the implicit function theorem."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        def goes_on(count: torch.Tensor, x: torch.Tensor, change: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            return (change > 1e-6) & (count < 50)
+
+        def step(
+            count: torch.Tensor, x: torch.Tensor, change: torch.Tensor, a: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            new = x - (x**3 + x - a) / (3 * x**2 + 1)
+            return count + 1, new, (new - x).abs().max(), a.clone()
+
+        _, root, *_ = while_loop(goes_on, step, (torch.tensor(0), torch.zeros_like(a), torch.tensor(1.0), a))
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (root,) = ctx.saved_tensors
+        return gradient / (3 * root**2 + 1)
+
+
+class Closed(torch.autograd.Function):
+    """A loop that reads a tensor from around it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        start = (torch.tensor(0), torch.zeros_like(a))
+        return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x + a), start)[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 3 * gradient
+
+
+class Implicit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.matrix = nn.Linear(4, 3), nn.Parameter(torch.eye(3) + 0.1 * torch.rand(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Root.apply(Solution.apply(self.matrix, self.linear(x).T)).T
+
+
+def test_a_function_may_solve_and_iterate() -> None:
+    assert_gradients_are_those_of_eager(Implicit())
+
+
+def test_a_loop_in_a_function_that_reads_a_tensor_from_around_it_is_refused_with_the_way_out() -> None:
+    class Summed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Closed.apply(super().forward(x))
+
+    with pytest.raises(
+        CaptureError, match=r"test_autograd_functions\.py.*\n.*while_loop in Closed\.forward .* carried"
+    ):
+        assert_gradients_are_those_of_eager(Summed(4, 3))
