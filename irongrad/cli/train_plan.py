@@ -185,7 +185,9 @@ def _session(asked: Asked) -> Session:
 def _evaluation(asked: Asked, session: Session, batch: int) -> Evaluation | None:
     if not asked.validation:
         return None
-    held_out = InOrder(_arrays(asked.validation, session), batch, partial=_varies(session))
+    arrays, varies = _arrays(asked.validation, session), _varies(session)
+    _refuse_too_few(asked.validation, arrays, 1 if varies else batch, "")
+    held_out = InOrder(arrays, batch, partial=varies)
     return Evaluation(held_out, asked.eval_every, asked.monitor, asked.mode, asked.patience, asked.min_delta)
 
 
@@ -217,12 +219,16 @@ def _warn_unless_verified(session: Session) -> None:
 
 def _source(data: Sequence[str], session: Session, batch: int, accumulate: int, seed: int) -> Source:
     arrays = _arrays(data, session)
-    samples = arrays.samples if isinstance(arrays, MappedRows) else len(next(iter(arrays.values())))
-    if samples < batch * accumulate:
-        listed = ", ".join(data)
-        raise GuardError(f"{listed} has {samples} samples, fewer than one batch of {batch * accumulate}")
+    any_size = isinstance(training_entry(session.manifest).inputs[0].shape[0], str)
+    _refuse_too_few(data, arrays, batch * accumulate, "; give a smaller --batch-size" if any_size else "")
     kind: Callable[..., Source] = Shards if isinstance(arrays, MappedRows) else Arrays
     return kind(arrays, batch, accumulate=accumulate, seed=seed)
+
+
+def _refuse_too_few(data: Sequence[str], arrays: dict[str, Array] | MappedRows, least: int, way_out: str) -> None:
+    samples = arrays.samples if isinstance(arrays, MappedRows) else len(next(iter(arrays.values())))
+    if samples < least:
+        raise GuardError(f"{', '.join(data)} has {samples} samples, fewer than one batch of {least}{way_out}")
 
 
 def _arrays(patterns: Sequence[str], session: Session) -> dict[str, Array] | MappedRows:

@@ -105,6 +105,13 @@ def test_options_that_mean_nothing_are_refused(mlp_artifact: Path, data: Path, a
     assert not data.with_name("new").exists()
 
 
+def test_held_out_data_of_less_than_a_batch_are_refused(mlp_artifact: Path, data: Path, tmp_path: Path) -> None:
+    """Their loss would be the mean of nothing."""
+    np.savez(tmp_path / "few.npz", **{n: a[:5] for n, a in np.load(data).items()})
+    with pytest.raises(UserError, match=r"few\.npz has 5 samples, fewer than one batch of 6"):
+        run(mlp_artifact, data, "--validation", tmp_path / "few.npz")
+
+
 def test_steps_end_and_resume_a_run_in_the_middle_of_an_epoch(mlp_artifact: Path, data: Path, tmp_path: Path) -> None:
     whole, rest = tmp_path / "whole.safetensors", tmp_path / "rest.safetensors"
     common = ("--seed", 3, "--schedule", "cosine:total=50", "--steps")

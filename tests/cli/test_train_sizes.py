@@ -86,6 +86,15 @@ def test_all_samples_are_evaluated(artifacts: dict[str, Path], way: str, tmp_pat
     assert epoch["validation_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_data_of_less_than_a_batch_are_refused_with_the_way_out(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    data = _data(tmp_path / "data.npz", 20, 5)
+    with pytest.raises(GuardError, match="has 20 samples, fewer than one batch of 32; give a smaller --batch-size"):
+        _train(artifacts["any size"], "--data", data)
+    none = _data(tmp_path / "none.npz", 0, 5)
+    with pytest.raises(GuardError, match=r"none\.npz has 0 samples, fewer than one batch of 1"):
+        _train(artifacts["any size"], "--data", data, "--batch-size", 4, "--validation", none)
+
+
 def test_a_size_beyond_the_buckets_is_refused_unless_it_can_be_accumulated(
     artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
