@@ -115,9 +115,7 @@ class LocalSteps(Group):
             stepped, self._momentum = self._outer.step(change, self._momentum)
             change = np.where(self._is_parameter, stepped, change)
         self._anchor = self._anchor + change
-        # Under one name each: the other names of a tied tensor would still have the values of this rank alone.
-        own = {s.name: state[s.name] for s in self._session.manifest.state}
-        self._session.load_state(own | self._named(self._anchor))
+        self._session.update_state(self._named(self._anchor))
         self.rounds += 1
         self._since = 0
 

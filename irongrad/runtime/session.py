@@ -291,8 +291,7 @@ class Session:
         """
         if self.manifest.seed is None:
             raise UserError("this step draws no random numbers, so it has no seed")
-        with self._module.lock:
-            self.load_state(self.state() | {SEED: as_seed(value), DRAWS: np.array(0, np.int64)})
+        self.update_state({SEED: as_seed(value), DRAWS: np.array(0, np.int64)})
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -343,6 +342,18 @@ class Session:
         """
         refuse_no_mapping(state, "a state")
         self._replace(state, "the given state", absent)
+
+    def update_state(self, arrays: Mapping[str, Array]) -> None:
+        """Replace the tensors that are given, whichever they are, and keep all others.
+
+        Args:
+            arrays: arrays by the names of the manifest; a tied tensor has one.
+
+        Raises:
+            ArtifactError: a tensor is unknown, or has another shape or dtype. The state is unchanged.
+        """
+        with self._module.lock:
+            self.load_state({**self.state({s.name for s in self.manifest.state}), **arrays})
 
     def _replace(self, state: Mapping[str, Array], source: str, absent: Absent) -> None:
         if absent not in ("keep", "reset"):

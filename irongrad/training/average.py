@@ -72,7 +72,7 @@ class MovingAverage:
             self._put(own)
 
     def _put(self, parameters: Mapping[str, Array]) -> None:
-        self._session.load_state({**self._session.state(), **parameters})
+        self._session.update_state(parameters)
 
 
 def _averaged(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -23,7 +23,7 @@ from irongrad.runtime.nonfinite import nonfinite_names
 from irongrad.runtime.session import Session, load
 from irongrad.training.evaluation import evaluate
 from irongrad.training.events import Event, Stepped
-from irongrad.training.loop import train
+from irongrad.training.loop import COMPLETE, train
 from irongrad.training.means import Batch, mean_of, samples_in
 from irongrad.training.position import position_of
 from irongrad.training.sources import Source, source_of
@@ -110,7 +110,7 @@ class _Client:
             key, arrays = parameters_in(message.content, manifest, "the server")
             _load(session, arrays, context)
             made: list[Stepped] = []
-            train(
+            result = train(
                 session,
                 source := source_of(_for_node(self.data, context)),
                 epochs=self.length if self.by_epochs else None,
@@ -120,6 +120,8 @@ class _Client:
                 callbacks=[_recorder(made)],
             )
             state = session.state()
+        if result.reason != COMPLETE:
+            raise UserError(f"the client was told to stop in the middle of a round ({result.reason})")
         if bad := nonfinite_names({s.name: state[s.name] for s in averaged(manifest)}):
             raise NonFiniteError(f"training made {', '.join(bad[:4])} NaN or infinite; lower the learning rate")
         context.state[KEPT] = record_of(state, _kept(manifest))
@@ -164,7 +166,7 @@ def _load(session: Session, arrays: Mapping[str, Array], context: Context) -> No
     """Put the server's parameters into a session, and beside them the state that the node kept."""
     record = context.state.array_records.get(KEPT)
     kept = {} if record is None else arrays_of(record, _kept(session.manifest))
-    session.load_state({**session.state(), **kept, **arrays})
+    session.update_state({**kept, **arrays})
 
 
 def _last_step(session: Session, source: Source, steps: int) -> int:

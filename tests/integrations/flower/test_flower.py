@@ -44,9 +44,21 @@ class Net(nn.Module):
         return self.head(self.norm(torch.tanh(self.base(x))))
 
 
-def make_step(*, frozen: bool = False, loss_scale: float | None = None) -> ig.TrainStep:
+class TiedNet(Net):
+    """Two of its layers share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.outer(self.inner(x)))
+
+
+def make_step(*, model: nn.Module | None = None, loss_scale: float | None = None) -> ig.TrainStep:
     torch.manual_seed(0)
-    model = Net(frozen=frozen)
+    model = model or Net()
     return ig.TrainStep(
         model=model,
         loss=nn.functional.cross_entropy,
@@ -225,12 +237,20 @@ def test_names_are_pytorchs_and_the_rest_stays_with_the_node(task: Task) -> None
 
 
 def test_of_a_frozen_base_nothing_is_sent(task: Task, folder: Path) -> None:
-    ig.compile(make_step(frozen=True), folder / "frozen")
+    ig.compile(make_step(model=Net(frozen=True)), folder / "frozen")
     sent = {n: a for n, a in initial_of(folder / "frozen").items() if not n.startswith("base.")}
     np.savez(folder / "frozen.npz", **sent)
     found = task("names", artifact=str(folder / "frozen"), initial=str(folder / "frozen.npz"))
     assert set(found["sent"]) == set(sent)
     assert not [n for n in found["kept"] if "base." in n]
+
+
+def test_a_tied_weight_is_sent_once(task: Task, folder: Path) -> None:
+    ig.compile(make_step(model=TiedNet()), folder / "tied")
+    np.savez(folder / "tied.npz", **initial_of(folder / "tied"))
+    found = task("names", artifact=str(folder / "tied"), initial=str(folder / "tied.npz"))
+    assert "inner.weight" in found["sent"]
+    assert "outer.weight" not in found["sent"]
 
 
 def test_an_evaluation_is_that_of_the_servers_parameters(task: Task, artifact: Path, data: dict) -> None:

@@ -25,7 +25,9 @@ from tests.docs.test_deploy import blocks_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "scaling.md"
-SECONDS = 600
+SECONDS = 1200
+
+pytestmark = pytest.mark.slow
 
 
 def commands() -> list[str]:
@@ -182,7 +184,6 @@ def test_two_supernodes_train_what_two_sessions_do(federation: Federation, place
     check_parameters(place, by_hand(place, 2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedprox", "diloco"])
 def test_the_other_strategies_train(strategy: str, federation: Federation) -> None:
     for client in range(2):
@@ -194,7 +195,6 @@ def test_the_other_strategies_train(strategy: str, federation: Federation) -> No
     assert found[-1] < 0.7 * found[1]
 
 
-@pytest.mark.slow
 def test_clients_join_and_leave_between_rounds(federation: Federation, place: Path) -> None:
     first = federation.join(0)
     federation.run(**{"strategy": "'fedavg'", "num-server-rounds": 50, "fraction-evaluate": 0.0, "least-clients": 1})
