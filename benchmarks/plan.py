@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
+from mpirun import results  # noqa: E402
 from scaling import batch_of, compiled, seconds_of  # noqa: E402
 
 from irongrad.distributed.plan import Network, bandwidth_in, latency_in  # noqa: E402
@@ -97,16 +97,9 @@ def rank(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def measured(arguments: argparse.Namespace, artifact: Path, count: int, sync: str) -> dict[str, float]:
-    """What the slowest of some ranks takes."""
-    command = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(count)]
-    command += [sys.executable, __file__, "--rank", "--artifact", str(artifact), "--sync", sync]
-    for name in ("batch", "bandwidth", "latency"):
-        command += [f"--{name}", str(getattr(arguments, name))]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(command, env={**os.environ, **root}, capture_output=True, text=True, check=False)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(found) != count:
-        raise SystemExit(done.stdout + done.stderr)
+    """What the ranks take, in the middle."""
+    network = {name: getattr(arguments, name) for name in ("batch", "bandwidth", "latency")}
+    found = results(count, __file__, {"rank": True, "artifact": artifact, "sync": sync, **network})
     return {name: statistics.median(one[name] for one in found) for name in ("seconds", "memory")}
 
 

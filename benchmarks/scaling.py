@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,9 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+from mpirun import results  # noqa: E402
+
 LENGTH, BUCKET = 64, "256KiB"
 
 
@@ -144,18 +146,10 @@ def theirs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def ranks_of(count: int, who: str, arguments: argparse.Namespace, **changed: Any) -> dict[str, Any]:
-    """Start ranks and return what the first of them found."""
-    given = {**vars(arguments), "delay": 0.0, **changed}
-    command = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(count)]
-    command += [sys.executable, __file__, "--who", who]
-    for name in ("artifact", "batch", "steps", "rounds", "threads", "delay"):
-        command += [f"--{name}", str(given[name])]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env={**os.environ, **root}, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise SystemExit(done.stdout + done.stderr)
-    found: dict[str, Any] = json.loads(lines[0])
+    """Start ranks and return what one of them found."""
+    given = {**vars(arguments), "delay": 0.0, "who": who, **changed}
+    names = ("who", "artifact", "batch", "steps", "rounds", "threads", "delay")
+    found: dict[str, Any] = results(count, __file__, {name: given[name] for name in names})[0]
     return found
 
 

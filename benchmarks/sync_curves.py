@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+from mpirun import results  # noqa: E402
 
 SYNCS = ("gradients", "local:10", "local:50", "diloco:50", "diloco:50:bf16", "diloco:50:int8")
 EVERY = 50
@@ -65,16 +65,9 @@ def rank(arguments: argparse.Namespace) -> list[tuple[float, float]]:
 
 
 def curve(arguments: argparse.Namespace, artifact: Path, sync: str) -> list[tuple[float, float]]:
-    """What the first of the ranks found."""
-    command = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none"]
-    command += ["-n", str(arguments.ranks), sys.executable, __file__, "--rank", "--artifact", str(artifact)]
-    command += ["--sync", sync, "--steps", str(arguments.steps)]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(command, env={**os.environ, **root}, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[[")]
-    if not lines:
-        raise SystemExit(done.stdout + done.stderr)
-    found: list[tuple[float, float]] = json.loads(lines[0])
+    """What one of the ranks found."""
+    options = {"rank": True, "artifact": artifact, "sync": sync, "steps": arguments.steps}
+    found: list[tuple[float, float]] = results(arguments.ranks, __file__, options)[0]
     return found
 
 
