@@ -22,6 +22,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.movements import Movement, operators
+from irongrad.sizes.symbols import has_symbols
 
 aten = torch.ops.aten
 
@@ -119,9 +120,9 @@ def is_joined_anew(node: Node) -> bool:
     """Whether `node` reshapes a concatenation, and IREE rebuilds the concatenation for it from reshaped parts.
 
     It does so if the reshape divides a dimension other than the concatenated one: BubbleUpExpandShapes.cpp moves the
-    reshape to the parts.
+    reshape to the parts. Sizes that are known only when a step runs are not compared: that would fix them.
     """
-    if node.target not in _RESHAPES or is_joined_anew(node.all_input_nodes[0]):
+    if node.target not in _RESHAPES or has_symbols(node.meta["val"]) or is_joined_anew(node.all_input_nodes[0]):
         return False
     whole = joined(node)
     return is_join(whole) and _divides_another(whole, node)

@@ -256,14 +256,28 @@ def _slice_scatter(
 
     IREE 3.13.0 writes a chain of slices in place, and reads elements that it has already overwritten. Gradients of
     Householder products are wrong then, or IREE ends with "circular dependency: input operation uses partition output".
+    Slices with gaps of any size are written into a tensor of zeros that other writes share.
     """
-    if step != 1:
+    if step != 1 and all(map(is_known, x.shape)):
         return NotImplemented
     dim, size = dim % x.ndim, x.shape[dim]
     first = 0 if start is None else min(max(start + size if start < 0 else start, 0), size)
+    if step != 1:
+        return _with_gaps(x, values, dim, first, step)
     after = first + values.shape[dim]
     if after == first:
         return x
     numbers = torch.arange(size).reshape([-1] + [1] * (x.ndim - 1 - dim))
     padded = aten.constant_pad_nd.default(values, [0, 0] * (x.ndim - 1 - dim) + [first, size - after])
     return torch.where((numbers >= first) & (numbers < after), padded, x)
+
+
+def _with_gaps(x: torch.Tensor, values: torch.Tensor, dim: int, first: int, step: int) -> torch.Tensor:
+    """Select between `x` and the elements of `values`, which go to `first`, `first + step` and so on."""
+    behind = x.ndim - 1 - dim
+    numbers = torch.arange(x.shape[dim]) - first
+    written = (numbers >= 0) & (numbers % step == 0)
+    # The others read an element behind the last one, as there may be no value at all.
+    padded = aten.constant_pad_nd.default(values, [0, 0] * behind + [0, 1])
+    places = torch.where(written, numbers.div(step, rounding_mode="floor"), values.shape[dim])
+    return torch.where(written.reshape([-1] + [1] * behind), padded.index_select(dim, places), x)

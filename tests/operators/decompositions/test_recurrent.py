@@ -152,8 +152,7 @@ def compile_tagger(steps: int, output: Path) -> int:
     return (output / "step.llvm-cpu.vmfb").stat().st_size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [pytest.param(nn.LSTM, marks=pytest.mark.slow), nn.GRU])
 def test_one_module_trains_as_eager_at_every_number_of_steps_and_rows(kind, tmp_path):
     torch.manual_seed(0)
     model = Classifier(kind)

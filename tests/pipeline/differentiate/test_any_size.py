@@ -341,3 +341,38 @@ def test_loops_of_the_model_take_sizes_of_one(make: Callable[[], nn.Module], tmp
 @pytest.mark.parametrize("test", [lambda size: size > 1, lambda size: size != 1])
 def test_a_test_of_a_size_in_the_body_of_a_loop_is_a_limit(test: Callable[[Any], bool]):
     assert step_graph(_loops(_Scan(test))).limits.smallest == {"T": 1, "B": 2}
+
+
+class _Interleaved(nn.Module):
+    """Writes its rows in turn, and columns with gaps, into tensors of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        rows, columns = torch.zeros_like(h), torch.zeros_like(h)
+        for i in range(3):
+            rows[i::3] = h[i::3] * (i + 1)
+        columns[:, ::2] = h[:, 1:] * 2
+        columns[::2, 1::2] = h[::2, :1] * 3
+        return (rows * columns).sum(0)
+
+
+def test_slices_with_gaps_are_written_at_every_size(tmp_path: Path):
+    torch.manual_seed(0)
+    model = _Interleaved()
+    inputs = {"x": torch.randn(7, 3), "y": torch.randn(3)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, dynamic={"x": {0: "B"}})
+    eager = copy.deepcopy(model).double()
+    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
+    for rows in (7, 6, 8, 20):
+        x, y = torch.randn(rows, 3), torch.randn(3)
+        loss = nn.functional.mse_loss(eager(x.double()), y.double())
+        gradients = torch.autograd.grad(loss, list(eager.parameters()))
+        assert session.train_step(x=x.numpy(), y=y.numpy()) == pytest.approx(loss.item(), rel=1e-5)
+        with torch.no_grad():
+            for parameter, gradient in zip(eager.parameters(), gradients, strict=True):
+                parameter -= 0.01 * gradient
