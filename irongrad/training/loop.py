@@ -229,9 +229,12 @@ class _Run:
             now = time.monotonic()
             self._tell_step(results[-1], sum(map(samples_in, parts)), now - begun)
             begun = now
+            order = self._source
             reason = self._after_step(results, is_last)
             if reason is not None:
                 return reason
+            if self._source is not order:
+                return COMPLETE  # a rank was lost, so the rest of the epoch is divided anew
         if not results:
             raise GuardError(f"the data has no batch for epoch {epoch}, or fewer than one step takes")
         return COMPLETE
@@ -256,12 +259,11 @@ class _Run:
         """Evaluate, report and save, where it is time to; return why training ends, or None."""
         at, every = self._at, None if self._evaluation is None else self._evaluation.every
         due = is_last if every is None else at.step % every == 0
-        if self._sync is not None:
-            self._sync.after_step(at.step, due=due or is_last or self._complete or self._is_saved(at.step))
+        stop = self._synchronised(due=due or is_last or self._complete or self._is_saved(at.step))
         evaluated = self._evaluate() if self._evaluation is not None and due else None
         if is_last:
-            self._at = replace(at, epoch=self._epoch + 1, batch=0)
-        ended = self._reason()
+            self._at = replace(self._at, epoch=self._epoch + 1, batch=0)
+        ended = self._reason(stop)
         if is_last or ended is not None:
             means = mean_of(results)
             at_end = evaluated if every is None else None
@@ -271,13 +273,24 @@ class _Run:
         self._save(latest=latest, best=evaluated is not None and evaluated.best and self._keep_best)
         return ended
 
-    def _reason(self) -> str | None:
-        """Why training ends after this step; None if it goes on."""
+    def _synchronised(self, *, due: bool) -> str | None:
+        """Synchronise with the other ranks after a step; return why they want to stop, for all ranks alike."""
+        if self._sync is None:
+            return None
+        while True:
+            try:
+                self._sync.after_step(self._at.step, due=due)
+                return self._sync.agreed(self._stop.reason)
+            except RankLostError:
+                self._recover()
+
+    def _reason(self, stop: str | None) -> str | None:
+        """Why training ends after this step; None if it goes on. `stop` is why the ranks want to."""
         if self._complete:
             return COMPLETE
         if self._monitor.exhausted:
             return NO_IMPROVEMENT
-        return self._stop.reason if self._sync is None else self._sync.agreed(self._stop.reason)
+        return self._stop.reason if self._sync is None else stop
 
     def _is_saved(self, step: int) -> bool:
         """Whether the state after a step is written, even inside an epoch."""
