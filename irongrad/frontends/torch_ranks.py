@@ -75,6 +75,16 @@ class TorchCommunicator:
         tensor = torch.from_numpy(array)
         return _Work(_started(dist.all_reduce, tensor, group=self._group), tensor)
 
+    def start_sum_to(self, array: Array, root: int) -> Request:
+        """See `Communicator`."""
+        tensor, target = torch.from_numpy(array), dist.get_global_rank(self._group, root)
+        return _Work(_started(dist.reduce, tensor, target, group=self._group), tensor)
+
+    def start_broadcast(self, array: Array, root: int) -> Request:
+        """See `Communicator`."""
+        tensor, source = torch.from_numpy(array), dist.get_global_rank(self._group, root)
+        return _Work(_started(dist.broadcast, tensor, source, group=self._group), tensor)
+
     def wait(self, request: Request) -> None:
         """See `Communicator`."""
         if isinstance(request, _Work):
@@ -89,8 +99,7 @@ class TorchCommunicator:
 
     def broadcast(self, array: Array, root: int) -> None:
         """See `Communicator`."""
-        source = dist.get_global_rank(self._group, root)
-        _Work(_started(dist.broadcast, torch.from_numpy(array), source, group=self._group)).wait()
+        self.wait(self.start_broadcast(array, root))
 
     def without_lost(self) -> Communicator:
         """See `Communicator`. A process group cannot shrink."""

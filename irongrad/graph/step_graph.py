@@ -63,6 +63,7 @@ class Value:
     * `size` is the size of a named dimension in a call: int64 of rank 0.
     * `pack` is a `Pack`.
     * `saved` is passed from the first piece of a step to the second.
+    * `shared` is a number that `update` computes for the updates of all shards.
     * `output` is an output of the step.
     """
 
@@ -89,6 +90,19 @@ class Pack:
     def holds_state(self) -> bool:
         """Whether its tensors are state, and not gradients."""
         return all(member.kind == "state" for member in self.starts)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the optimizer's state that one rank holds and updates for all.
+
+    Attributes:
+        function: the name of the function that updates it, and the parameters whose state it is.
+        state: the names of its tensors.
+    """
+
+    function: str
+    state: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -170,7 +184,8 @@ class StepGraph:
         functions: `joint` (forward and backward), or `forward` and `finish` in its place
             (`irongrad.pipeline.optimizer.split_step`). `update` (the optimizer), `accumulate` and `mean` (of
             gradients), and `eval`. `predict`, unless the model's only output is its loss. `step` of an imported step,
-            `call` of a compiled function. `check.<name>` for functions that take or compute indices.
+            `call` of a compiled function. `update.<number>` of each shard
+            (`irongrad.pipeline.optimizer.sharded_update`). `check.<name>` for functions that take or compute indices.
             `irongrad.pipeline.assemble.interface` says which of them an entry point runs.
         accumulate: the number of micro-batches that `joint` runs on in turn; the other functions take whole batches.
         precision: the precision of forward and backward, as in `TrainStep.precision`.
@@ -185,6 +200,7 @@ class StepGraph:
             named dimensions.
         entries: the user's own entry points, each with the names of its inputs among `inputs`, in order.
         bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
+        shards: the shards of the optimizer's state that ranks divide among them; empty if every rank holds it whole.
         name: the name of the step among several over one state (`irongrad.Steps`); empty for a step of its own.
         ranges: the ranges of integer inputs that are indices.
         computed: the ranges of indices that `check.<name>` computes; `Range.input` is the name of its result.
@@ -207,6 +223,7 @@ class StepGraph:
     output_sizes: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bucket_bytes: int = 0
+    shards: tuple[Shard, ...] = ()
     name: str = ""
     ranges: tuple[Range, ...] = ()
     computed: tuple[Range, ...] = ()

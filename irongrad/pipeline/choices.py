@@ -68,6 +68,15 @@ class Choices(TypedDict, total=False):
         str,
         Choice("25MiB", "The most that ranks exchange at once.", ("--bucket-size",), metavar="SIZE"),
     ]
+    shard: Annotated[
+        str,
+        Choice(
+            "",
+            "With --communicate, divide this among ranks: optimizer, for its state.",
+            ("--shard",),
+            metavar="WHAT",
+        ),
+    ]
     route: Annotated[str, Choice("linalg", "How to reach linalg: directly, or over stablehlo.", ("--route",))]
     entry_points: Annotated[
         Sequence[str] | None,

@@ -41,6 +41,7 @@ from irongrad.pipeline.joined_steps import joined, renamed_values
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_budget, check_limits, tightened
 from irongrad.pipeline.memory_report import limits_of_all, memory_of_all
+from irongrad.pipeline.optimizer.sharded_update import sharded
 from irongrad.pipeline.options import Options, check_choices, make_options
 from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.background_runs import AllExpected, Runs, first_runs
@@ -85,6 +86,7 @@ def compile(
             tune: choose the forms of convolutions by measurement on this machine, not by a cost table.
             communicate: whether ranks exchange gradients inside the step (`docs/scaling.md`); False by default.
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
+            shard: `optimizer` to divide the optimizer's state among the ranks, with `communicate`; nothing by default.
             route: how PyTorch's operators become linalg: `linalg` (directly, the default) or `stablehlo`.
             entry_points: the entry points to include, all by default.
             base: a file for the frozen parameters and buffers, which artifacts of the same base share and processes map
@@ -145,6 +147,8 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         together = joined(step, captured, own)
         wholes = with_base(with_frozen_state(together.graphs), options.base)
         wholes = exchanging(wholes, options.bucket_bytes)
+        if options.shard:
+            wholes = sharded(wholes)
         interfaces = interfaces_of(wholes, options.entry_points)
         graphs = {name: selected(wholes[name], interface) for name, interface in interfaces.items()}
         captured, run.last = {name: captured[name] for name in interfaces}, [*interfaces][-1]

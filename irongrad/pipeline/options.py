@@ -49,6 +49,7 @@ class Options:
         tune: whether passes choose by measurement on the targets, not by cost tables.
         route: how PyTorch's operators become linalg: `linalg` (directly) or `stablehlo`.
         bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
+        shard: whether ranks divide the optimizer's state among them.
         entry_points: the entry points to include; None for all. Fewer compile faster, and without `grad_step` no memory
             is reserved for accumulated gradients.
         base: the file of the frozen parameters and buffers; None to keep them in the artifact.
@@ -67,6 +68,7 @@ class Options:
     tune: bool = False
     route: str = "linalg"
     bucket_bytes: int = 0
+    shard: bool = False
     entry_points: tuple[str, ...] | None = None
     base: Path | None = None
     dump_dir: Path | None = None
@@ -119,6 +121,7 @@ def make_options(
         tune=chosen["tune"],
         route=chosen["route"],
         bucket_bytes=_bucket_bytes(chosen["bucket_size"]) if chosen["communicate"] else 0,
+        shard=_is_sharded(chosen),
         entry_points=tuple(entry_points) if entry_points is not None else None,
         base=base_path(chosen["base"]),
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
@@ -133,6 +136,14 @@ def _bucket_bytes(text: str) -> int:
     if text.strip().endswith("%") or (size := bytes_in(text, 0)) <= 0:
         raise UserError(f"bucket_size is {text!r}; it must be a size above zero, such as 25MiB")
     return size
+
+
+def _is_sharded(chosen: Choices) -> bool:
+    if chosen["shard"] not in ("", "optimizer"):
+        raise UserError(f"shard is {chosen['shard']!r}; only the state of the optimizer can be divided: give optimizer")
+    if chosen["shard"] and not chosen["communicate"]:
+        raise UserError("shard divides the optimizer's state among ranks that exchange gradients: add communicate")
+    return bool(chosen["shard"])
 
 
 def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:

@@ -15,8 +15,9 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble.assemble import AssembledModule
-from irongrad.pipeline.assemble.exchange import buckets_of, exchanged
+from irongrad.pipeline.assemble.exchange import exchanged
 from irongrad.pipeline.assemble.interface import OF_WHOLE, Interface
+from irongrad.pipeline.assemble.shard_functions import exchange_buckets
 from irongrad.pipeline.assemble.size_constraints import constraints_of
 from irongrad.pipeline.assemble.size_guards import accepted_sizes
 from irongrad.pipeline.base_file import base_spec, bytes_of, shared_base
@@ -294,10 +295,11 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
         files={n: file_spec(directory / n) for n in names},
         seed=next((g.seed for g in module.graphs if g.seed is not None), None),
         exchange={
-            g.name: tuple(b.nbytes for b in buckets_of(exchanged(g, outputs=True), g.bucket_bytes))
+            g.name: tuple(b.nbytes for b in exchange_buckets(exchanged(g, outputs=True), g))
             for g in module.graphs
             if g.bucket_bytes and "joint" in g.functions
         },
+        shards=tuple(shard.state for shard in module.graph.shards),
         steps={
             graph.name: StepSpec(**_of_step(graph, _without_whole(interface)))
             for graph, interface in zip(module.graphs, module.interfaces, strict=True)

@@ -112,20 +112,16 @@ class LoadedModule:
             ) from error
         return module
 
-    def attach(self, exchange: Exchange, leave: EntryPoint, enter: EntryPoint) -> None:
+    def attach(self, exchange: Exchange) -> None:
         """Let the module exchange gradients by `exchange`; it moves to a context that has the module `comm`.
 
-        Args:
-            exchange: exchanges gradients with other ranks.
-            leave: the entry point that returns the state.
-            enter: the entry point that takes it.
+        The state there is the one that the module was loaded with.
         """
         with self.lock:
-            state = self._run(leave, ())
             instance, hal, parameters = self._needed
             modules = [hal, parameters, exchange.module(self._device), self._module]
+            self._context = None  # frees the old state before there is a new one
             self._context = ireert.VmContext(instance, modules=modules)
-            self._run(enter, state)
             self.exchange = exchange
 
     def refuse_overwritten_state(self) -> None:

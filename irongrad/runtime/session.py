@@ -7,6 +7,7 @@ names and readable errors, and repeats none of these checks.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -34,9 +35,20 @@ from irongrad.runtime.arguments import (
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.base_file import refuse_other_values
 from irongrad.runtime.chunks import Pace, train_steps
-from irongrad.runtime.errors import ArtifactError, GuardError, UserError
+from irongrad.runtime.collected_state import collected
+from irongrad.runtime.errors import ArtifactError, GuardError, RankLostError, UserError
 from irongrad.runtime.initial_state import state_of
-from irongrad.runtime.manifest import DRAWS, EXCHANGED, INITIAL_STATE, SCALE, SEED, TICKET, EntryPoint, Role
+from irongrad.runtime.manifest import (
+    DRAWS,
+    EXCHANGED,
+    INITIAL_STATE,
+    SCALE,
+    SEED,
+    TICKET,
+    TRAIN_AND_EXPORT,
+    EntryPoint,
+    Role,
+)
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.nonfinite import NonFiniteCheck, OnNonFinite, is_finite, nonfinite_names
 from irongrad.runtime.opened_artifact import Asked, opened_artifact
@@ -44,6 +56,7 @@ from irongrad.runtime.partial_state import Absent, completed
 from irongrad.runtime.ranks.communicator import Communicator
 from irongrad.runtime.ranks.exchange import Exchange, Traffic
 from irongrad.runtime.ranks.mpi import MpiCommunicator, is_mpi
+from irongrad.runtime.ranks.owners import shard_sizes
 from irongrad.runtime.safetensors_file import read_arrays
 from irongrad.runtime.signatures import Trusted
 
@@ -306,11 +319,21 @@ class Session:
         entry = self.entry("export_state")
         if names is None:
             own = [s.name for s in entry.outputs]
-            whole = dict(zip(own, self._call(entry.name, {}), strict=True)) | self._base
+            whole = dict(zip(own, self._collected(), strict=True)) | self._base
             return checkpoints.under_all_names([whole[s.name] for s in self.manifest.state], self.manifest)
         kept = [spec.name for spec in entry.outputs if spec.name in names]
-        copied = dict(zip(kept, self._module.call(entry, [], names), strict=True))
+        copied = dict(zip(kept, self._collected(names), strict=True))
         return copied | {name: array for name, array in self._base.items() if name in names}
+
+    def _collected(self, names: Container[str] | None = None) -> list[Array]:
+        """The outputs of `export_state`, or those of the names."""
+        entry = self.entry("export_state")
+        if not self.is_sharded:
+            return self._module.call(entry, [], names)
+        divided = (name for shard in self.manifest.shards for name in shard)
+        shards = names is None or any(name in names for name in divided)
+        found = dict(collected(self._module, self.manifest, shards=shards))
+        return [found[s.name] for s in entry.outputs if names is None or s.name in names]
 
     def initial_state(self) -> dict[str, Array]:
         """Return the state that the artifact was compiled with, whatever state this session started from.
@@ -404,6 +427,9 @@ class Session:
         carries a checksum. If the state became NaN or infinite, a finite checkpoint that `path` replaces is kept as
         `PATH.finite`.
 
+        If each rank holds a part of the optimizer's state, all ranks call this. The first writes the file, which has
+        the whole state.
+
         Args:
             path: the file.
             trainable: whether to leave out what no step changes, such as the frozen base of an adapter. `load` and
@@ -419,6 +445,9 @@ class Session:
             OSError: the file cannot be written; an old one is unchanged.
         """
         path = as_path(path, "a checkpoint")
+        if self.is_sharded and self._exchange.communicator.rank > 0:
+            deque(collected(self._module, self.manifest), maxlen=0)
+            return
         state = self.state()
         spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
         if spoilt:
@@ -473,7 +502,8 @@ class Session:
                 self._replace(self.initial_state() | arrays, str(folder), absent)
                 return
             entry = self.entry("export_state")
-            present = self._module.run(entry, [])  # buffers of the device
+            # Buffers of the device, if it has the whole state.
+            present = self._collected() if self.is_sharded else self._module.run(entry, [])
             values = [arrays.get(s.name, view) for s, view in zip(entry.outputs, present, strict=True)]
             self._invoke("import_state", values)
 
@@ -491,6 +521,9 @@ class Session:
         the ranks, weighted by the sizes of the batches, before gradients are unscaled, clipped and used. If one rank
         refuses its inputs, all refuse the step. The state becomes that of rank 0.
 
+        If the artifact was compiled with `shard`, each rank keeps only its part of the optimizer's state. Then `state`,
+        `save`, `load_state`, `restore`, `seed` and `share_state` are collective, too: they collect that state.
+
         Args:
             ranks: a communicator of mpi4py, such as `MPI.COMM_WORLD`, or any other
                 `irongrad.runtime.ranks.communicator.Communicator`.
@@ -507,9 +540,13 @@ class Session:
         communicator = MpiCommunicator(ranks) if is_mpi(ranks) else ranks
         if communicator.size == 1:
             return
-        exchange = Exchange(communicator, self.manifest.digest)
-        self._module.attach(exchange, self.entry("export_state"), self.entry("import_state"))
-        self.share_state()
+        exchange = Exchange(communicator, self.manifest.digest, shard_sizes(self.manifest))
+        with self._module.lock:
+            arrays = self._invoke("export_state", [])
+            for array in arrays:
+                communicator.broadcast(array, 0)
+            self._module.attach(exchange)
+            self._invoke("import_state", arrays)
 
     def recover(self) -> Communicator:
         """Go on with the ranks that are left after a RankLostError, and return them; every one of them calls this.
@@ -518,9 +555,15 @@ class Session:
         noticed the loss.
 
         Raises:
-            RankLostError: the engine cannot go on without a rank: start Open MPI with `mpirun --with-ft ulfm`.
+            RankLostError: the engine cannot go on without a rank: start Open MPI with `mpirun --with-ft ulfm`. Or the
+                lost rank held a part of the optimizer's state.
         """
         exchange = self._exchange
+        if self.is_sharded:
+            raise RankLostError(
+                "a rank is gone, and with it its part of the optimizer's state: begin again from the last checkpoint, "
+                "with any number of ranks"
+            )
         exchange.recover()
         counters = [s.name for s in self.manifest.state if s.role is Role.COUNTER]
         state = self.state()
@@ -537,10 +580,15 @@ class Session:
         """
         group = self._exchange.communicator if ranks is None else ranks
         with self._module.lock:
-            arrays = self._invoke("export_state", [])
+            arrays = self._collected()
             for array in arrays:
                 group.broadcast(array, root)
             self._invoke("import_state", arrays)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank holds a part of the optimizer's state, so that methods which read it are collective."""
+        return bool(self.manifest.shards) and self._module.exchange is not None
 
     @property
     def traffic(self) -> Traffic:
@@ -590,6 +638,8 @@ class Session:
         entry = self.entry(name)
         if entry.step != self.step_name and entry.step:
             return self.step(entry.step)._call(entry.name, arguments)
+        if self.is_sharded and name in ("export_state", TRAIN_AND_EXPORT):
+            raise UserError(f"{name} returns state of which other ranks hold a part; Session.state() collects it")
         exchange = self._module.exchange if name in EXCHANGED else None
         if exchange is None:
             return self._run(entry, arguments)

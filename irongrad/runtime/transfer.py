@@ -42,7 +42,7 @@ def to_host(device: ireert.HalDevice, view: ireert.HalBufferView) -> Array:
     """
     dtype = HalElementType.map_to_dtype(view.element_type)
     source = view.get_buffer()
-    if _is_mappable(source):
+    if is_mappable(source):
         return np.asarray(view.map().asarray(view.shape, dtype))
     if source.byte_length() == 0:
         return np.empty(view.shape, dtype)
@@ -56,6 +56,7 @@ def to_host(device: ireert.HalDevice, view: ireert.HalBufferView) -> Array:
     return np.asarray(staging.map().asarray(view.shape, dtype))
 
 
-def _is_mappable(buffer: Any) -> bool:
+def is_mappable(buffer: Any) -> bool:
+    """Whether the host can access the memory of a buffer."""
     needed = ((buffer.memory_type(), MemoryType.HOST_VISIBLE), (buffer.allowed_usage(), BufferUsage.MAPPING_SCOPED))
     return all(has & int(flag) == int(flag) for has, flag in needed)

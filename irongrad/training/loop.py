@@ -314,12 +314,14 @@ class _Run:
         return evaluated
 
     def _save(self, *, latest: bool, best: bool) -> None:
-        if self._saver is None or not (latest or best) or (self._sync is not None and self._sync.rank > 0):
+        follows = self._sync is not None and self._sync.rank > 0
+        if self._saver is None or not (latest or best) or (follows and not self._session.is_sharded):
             return
         monitor = self._monitor
         position = replace(self._at, best=monitor.best, reference=monitor.reference, waited=monitor.waited)
         paths = self._saver.save(position, latest=latest, best=best)
-        self._tell(Saved(position.step, tuple(paths)))
+        if not follows:
+            self._tell(Saved(position.step, tuple(paths)))
 
     def _tell_step(self, result: Reported, samples: int, seconds: float) -> None:
         rates = {n: self._used.get(n, self._used.get(n.rpartition("_")[0], v)) for n, v in self._rates.items()}

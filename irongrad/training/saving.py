@@ -46,13 +46,17 @@ class Checkpoints:
 
 
 class Saver:
-    """Writes the checkpoints of a run."""
+    """Writes the checkpoints of a run.
+
+    If each rank holds a part of the optimizer's state, all ranks call `save`, and the first one writes.
+    """
 
     def __init__(
         self, session: Session, wanted: Checkpoints, average: MovingAverage | None, sync: Sync | None = None
     ) -> None:
         self._session, self._wanted, self._average, self._sync = session, wanted, average, sync
         self.path = as_path(wanted.path, "a checkpoint")
+        self._writes = sync is None or sync.rank == 0
 
     @property
     def best(self) -> Path:
@@ -79,9 +83,9 @@ class Saver:
         self._session.save(self.path, about=position.about, beside=beside)
         written = [self.path, *evaluated]
         if best and self._average is None:
-            _named(self.path, self.best)
+            self._named(self.path, self.best)
         if self._wanted.last:
-            written.append(_named(self.path, _beside(self.path, f"step-{position.step}")))
+            written.append(self._named(self.path, _beside(self.path, f"step-{position.step}")))
             self._prune(position.step)
         return written
 
@@ -92,10 +96,18 @@ class Saver:
             with self._average.in_place():
                 self._session.save(paths[0])
             for path in paths[1:]:
-                _named(paths[0], path)
+                self._named(paths[0], path)
+
+    def _named(self, old: Path, new: Path) -> Path:
+        """Give a checkpoint a second name, which the next save of the first leaves alone."""
+        if self._writes:
+            atomic_link(old, new)
+        return new
 
     def _prune(self, step: int) -> None:
         """Remove all numbered checkpoints but the newest; those of later steps are of another run, and stay."""
+        if not self._writes:
+            return
         pattern = re.compile(re.escape(self.path.stem) + r"\.step-(\d+)" + re.escape(self.path.suffix))
         found = [(int(m[1]), p) for p in self.path.parent.iterdir() if (m := pattern.fullmatch(p.name))]
         for _, path in sorted(item for item in found if item[0] <= step)[: -self._wanted.last]:
@@ -104,9 +116,3 @@ class Saver:
 
 def _beside(path: Path, word: str) -> Path:
     return path.with_name(f"{path.stem}.{word}{path.suffix}")
-
-
-def _named(old: Path, new: Path) -> Path:
-    """Give a checkpoint a second name, which the next save of the first leaves alone."""
-    atomic_link(old, new)
-    return new

@@ -76,6 +76,23 @@ def test_a_run_goes_on_to_the_bit_in_the_middle_of_an_epoch(sized: Path, data: P
     assert gap(whole, part) == 0
 
 
+def test_checkpoints_of_divided_state_are_those_of_whole_state(divided: Path, data: Path, tmp_path: Path) -> None:
+    paths = {}
+    for name in ("whole", "shards"):
+        (tmp_path / name).mkdir()
+        paths[name] = tmp_path / name / "net.safetensors"
+        options = ("--sync", "gradients", "--json", "--ema", 0.9, "--validation", data, "--keep-best", "--keep", 2)
+        options = (*options, "--save-every", 4, "--eval-every", 4, "--steps", 10)
+        report(train(2, divided / name, data, *options, "--checkpoint", paths[name]))
+    files = {path.name for path in paths["shards"].parent.iterdir()}
+    assert files == {path.name for path in paths["whole"].parent.iterdir()}
+    assert len(files) == 5
+    for name in files:
+        assert gap(paths["whole"].with_name(name), paths["shards"].with_name(name)) == 0, name
+    alone = report(train(1, divided / "whole", data, "--steps", 12, "--json", "--fresh", "--resume", paths["shards"]))
+    assert alone["epochs"]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_run_goes_on_with_another_number_of_ranks(count: int, sized: Path, data: Path, tmp_path: Path) -> None:
     """Seven steps of two ranks with 8 samples each are 112 of 200 samples: the epoch goes on behind them."""

@@ -26,7 +26,7 @@ def test_every_choice_is_a_flag_with_the_same_default(tmp_path: Path):
 
 
 def test_every_choice_reaches_the_options(tmp_path: Path):
-    needed = {"bucket_size": {"communicate": True}}  # without it, there is nothing to put in buckets
+    needed = {name: {"communicate": True} for name in ("bucket_size", "shard")}  # without it, ranks share nothing
     others = {
         "opt_level": 0,
         "passes": "dce",
@@ -37,6 +37,7 @@ def test_every_choice_reaches_the_options(tmp_path: Path):
         "entry_points": ["predict"],
         "communicate": True,
         "bucket_size": "1MiB",
+        "shard": "optimizer",
         "base": tmp_path / "base.irpa",
         "dump_dir": tmp_path,
         "cache": False,
@@ -45,6 +46,13 @@ def test_every_choice_reaches_the_options(tmp_path: Path):
     for name, value in others.items():
         plain = needed.get(name, {})
         assert make_options(tmp_path / "out", **plain, **{name: value}) != make_options(tmp_path / "out", **plain), name
+
+
+def test_state_is_divided_only_among_ranks_that_exchange(tmp_path: Path):
+    with pytest.raises(UserError, match="ranks that exchange gradients: add communicate"):
+        make_options(tmp_path / "artifact", shard="optimizer")
+    with pytest.raises(UserError, match="shard is 'parameters'; only the state of the optimizer can be divided"):
+        make_options(tmp_path / "artifact", communicate=True, shard="parameters")
 
 
 def test_compile_refuses_an_unknown_option(mlp_step: ig.TrainStep, tmp_path: Path):

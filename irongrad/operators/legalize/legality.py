@@ -132,7 +132,8 @@ def _where(name: str) -> str:
 
 def _otherwise(name: str) -> str:
     """The text that messages show for an operator of the function `name` that has no source line."""
-    return "(the optimizer's update)" if name in ("update", "mean", "accumulate") else "(line unknown)"
+    of_update = name.partition(".")[0] in ("update", "mean", "accumulate")
+    return "(the optimizer's update)" if of_update else "(line unknown)"
 
 
 def nodes_of(graph: GraphModule) -> Iterator[Node]:

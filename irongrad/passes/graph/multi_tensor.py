@@ -49,6 +49,7 @@ class MultiTensor:
     * programs with a non-elementwise operator in between
     * programs over tensors of more than `limit` elements, whose launch is cheap compared to their work
     * programs that fewer than `least` tensors share
+    * updates that ranks divide among them, because tensors of one rank would be packed with those of another
 
     Attributes:
         limit: the most elements of a tensor that is packed.
@@ -62,7 +63,7 @@ class MultiTensor:
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
-        if context.function != "update":
+        if context.function != "update" or (context.step is not None and context.step.shards):
             return PassResult(False)
         return pack_updates(graph, self.limit, self.least)
 

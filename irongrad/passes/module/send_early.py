@@ -17,7 +17,7 @@ from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
 _CALL = "util.call"
-_BEGIN, _EXCHANGE = "comm.begin", "comm.allreduce"
+_BEGIN, _EXCHANGES = "comm.begin", ("comm.allreduce", "comm.reduce")
 # What puts a bucket together and hands it over.
 _MOVABLE = frozenset(
     {"arith.constant", "flow.tensor.empty", "flow.tensor.reshape", "flow.tensor.update"}
@@ -43,7 +43,7 @@ class SendEarly(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        calls = [op for op in found_in(module, _CALL) if _callee(op) == _EXCHANGE]
+        calls = [op for op in found_in(module, _CALL) if _callee(op) in _EXCHANGES]
         blocks = dict.fromkeys(op.block for op in calls)
         moved = sum(_move(block, [op for op in calls if op.block == block]) for block in blocks)
         return PassResult(moved > 0, {"moved": moved})

@@ -17,6 +17,7 @@ from irongrad.mlir.walk import bytecode_of, new_context
 from irongrad.pipeline.assemble.entry_points import entry_point
 from irongrad.pipeline.assemble.exchange import declarations
 from irongrad.pipeline.assemble.interface import Interface, chain_of
+from irongrad.pipeline.assemble.shard_functions import shard_functions
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
 from irongrad.pipeline.assemble.split_step_state import border_globals
 from irongrad.pipeline.assemble.step_functions import declaration, part
@@ -101,7 +102,7 @@ def _shell(parts: Sequence[Part]) -> Iterator[str]:
     yield "module @irongrad {"
     yield from (f"  {line}" for line in Storage(parts[0].step.graph).globals())
     if any(p.step.graph.bucket_bytes for p in parts):
-        yield from (f"  {line}" for line in declarations())
+        yield from (f"  {line}" for line in declarations(shards=bool(parts[0].step.graph.shards)))
     accumulating = tuple(p.step.graph for p in parts if p.interface.accumulates)
     for graph in accumulating:  # before all functions: in IREE 3.13.0 a store to a later global fails
         yield from _accumulators(graph)
@@ -118,6 +119,7 @@ def _step(graph: StepGraph, interface: Interface, accumulating: tuple[StepGraph,
     chains = dict.fromkeys(chain_of(e.name, graph) for e in interface.entry_points)
     for name in dict.fromkeys(name for chain in chains for name in parts_of(chain, graph)):
         yield from part(name, graph)
+    yield from shard_functions(graph)
     cores = Cores(graph, interface, accumulating)
     yield from cores.functions()
     whole = graph if interface.accumulates else replace(graph, gradients=())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.pipeline.assemble.exchange import batch_dimension, begin
+from irongrad.pipeline.assemble.function_calls import typed_arguments, typed_results
 from irongrad.pipeline.assemble.index_expressions import index_of
 from irongrad.pipeline.assemble.interface import chain_of
 from irongrad.pipeline.assemble.ordering import after
@@ -28,8 +29,6 @@ from irongrad.pipeline.assemble.step_functions import (
     finish,
     spec_type,
     torch_dtype,
-    typed_arguments,
-    typed_results,
 )
 from irongrad.pipeline.assemble.storage import Storage
 from irongrad.runtime.manifest import EntryPoint, TensorSpec

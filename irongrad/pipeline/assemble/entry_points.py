@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.pipeline.assemble.bucket_dispatch import run_in_bucket
+from irongrad.pipeline.assemble.function_calls import return_line
 from irongrad.pipeline.assemble.interface import chain_of
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.refusal_messages import Lines, indented, refuse_unless, results_of
+from irongrad.pipeline.assemble.shard_functions import refuse_parts
 from irongrad.pipeline.assemble.shared_step_functions import VIEW, Cores
 from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.assemble.stacked_steps import run_steps
-from irongrad.pipeline.assemble.step_functions import call_loaded, return_line, spec_type
+from irongrad.pipeline.assemble.step_functions import call_loaded, spec_type
 from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, quoted, symbol, tensor_type
 from irongrad.runtime.manifest import STEPS_DIM, TRAIN_AND_EXPORT, EntryPoint, Role, TensorSpec
 
@@ -213,9 +215,14 @@ def _export(specs: Sequence[tuple[str, TensorSpec]], tail: Sequence[str], graph:
 def _copies(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Lines:
     """Copy stored values, each of a kind of `Value`; return the SSA names of the copies."""
     storage = Storage(graph)
+    kinds = [spec_type(spec) for _, spec in specs]
     for i, (kind, spec) in enumerate(specs):
-        yield from storage.load(f"%g{i}", Value(kind, spec.name), spec_type(spec))
-        yield from _copied(f"%g{i}", spec_type(spec), f"%o{i}")
+        yield from storage.load(f"%g{i}", Value(kind, spec.name), kinds[i])
+    names = [f"%g{i}" for i in range(len(specs))]
+    if any(kind == "state" for kind, _ in specs):
+        names = yield from refuse_parts(graph, names, kinds)
+    for i, name in enumerate(names):
+        yield from _copied(name, kinds[i], f"%o{i}")
     return [f"%o{i}" for i in range(len(specs))]
 
 
@@ -247,7 +254,7 @@ def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterat
     storage = Storage(graph)
     for i, (kind, spec) in enumerate(specs):
         yield from _copied(f"%arg{i}", spec_type(spec), f"%i{i}")
-        yield from storage.store(f"%i{i}", Value(kind, spec.name), spec_type(spec))
+        yield from storage.replace(f"%i{i}", Value(kind, spec.name), spec_type(spec))
 
 
 def _reset(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:

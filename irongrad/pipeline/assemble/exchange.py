@@ -6,6 +6,10 @@ optional (`vm.fallback`). Without a provider the module runs alone, also under i
 * `comm.begin(samples)` starts a step: the ranks agree that each of them runs it, and on the weights of their batches.
 * `comm.allreduce(view, wait, signal)` returns at once. It fills its result with the weighted mean over all ranks after
   the fence `wait`, and then signals `signal`.
+* `comm.reduce(view, wait, signal, shard)` is the same for the rank alone that holds the shard of the optimizer's state.
+* `comm.share(view, shard)` returns at once. It fills its result with the values of the rank that holds the shard,
+  until `comm.finish()` returns.
+* `comm.owns(shard)` tells whether this rank holds the shard.
 * `comm.finish()` returns when the step's exchanges are complete, and fails if one of them failed. The state is written
   after it, so a step that fails leaves the state as it was.
 * `comm.rank()` is mixed into the seed of random numbers.
@@ -18,14 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.pipeline.assemble.ordering import after
+from irongrad.pipeline.assemble.ownership import OWNS
 from irongrad.pipeline.assemble.storage import element_of, elements, flattened, put, tensor_type
 
 VIEW = "!hal.buffer_view"
 ALLREDUCE, BEGIN, FINISH, RANK = "@comm.allreduce", "@comm.begin", "@comm.finish", "@comm.rank"
-PASSED = "%x.passed"
+REDUCE, SHARE = "@comm.reduce", "@comm.share"
+ENDED = "%e.ended"
 # An odd constant near 2**64 divided by the golden ratio: seeds of neighbouring ranks differ in many bits (Knuth, The
 # Art of Computer Programming, volume 3, section 6.4).
 _SEED_STEP = -7046029254386353131
@@ -62,9 +69,34 @@ util.func private @alone.rank() -> i32 {{
 }}"""
 
 
-def declarations() -> Iterator[str]:
+_DECLARATIONS_OF_SHARDS = f"""\
+util.func private {OWNS}(i32) -> i32 attributes {{vm.fallback = @alone.owns}}
+util.func private {REDUCE}({VIEW}, !hal.fence, !hal.fence, i32) -> {VIEW} attributes {{vm.fallback = @alone.reduce}}
+util.func private {SHARE}({VIEW}, i32) -> {VIEW} attributes {{vm.fallback = @alone.share}}
+util.func private @alone.owns(%shard: i32) -> i32 {{
+  %one = arith.constant 1 : i32
+  %any, %owned = util.optimization_barrier %shard, %one : i32, i32
+  util.return %owned : i32
+}}
+util.func private @alone.reduce(%view: {VIEW}, %wait: !hal.fence, %signal: !hal.fence, %shard: i32) -> {VIEW} {{
+  %c0 = arith.constant 0 : index
+  %device = hal.devices.get %c0 : !hal.device
+  %all = arith.constant -1 : i64
+  hal.device.queue.barrier<%device : !hal.device> affinity(%all) wait(%wait) signal(%signal) flags("None")
+  %same, %any = util.optimization_barrier %view, %shard : {VIEW}, i32
+  util.return %same : {VIEW}
+}}
+util.func private @alone.share(%view: {VIEW}, %shard: i32) -> {VIEW} {{
+  %same, %any = util.optimization_barrier %view, %shard : {VIEW}, i32
+  util.return %same : {VIEW}
+}}"""
+
+
+def declarations(*, shards: bool) -> Iterator[str]:
     """Declare the imports, and define what runs in their place without a provider."""
     yield from _DECLARATIONS.splitlines()
+    if shards:
+        yield from _DECLARATIONS_OF_SHARDS.splitlines()
 
 
 @dataclass(frozen=True)
@@ -73,9 +105,11 @@ class Bucket:
 
     Attributes:
         members: the values with their MLIR types, all of one element type.
+        shard: the shard of the optimizer's state whose rank alone needs their means; None if all ranks do.
     """
 
     members: Mapping[Value, str]
+    shard: int | None = None
 
     @property
     def size(self) -> int:
@@ -118,18 +152,30 @@ def exchanged(graph: StepGraph, *, outputs: bool) -> dict[Value, str]:
     return {v: typed[v] for v in (*first, *late)}
 
 
-def buckets_of(values: Mapping[Value, str], limit: int) -> list[Bucket]:
-    """Group `values`, in their order, into buckets of at most `limit` bytes; a value of more bytes is alone."""
+def buckets_of(
+    values: Mapping[Value, str], limit: int, shards: Mapping[Value, int] = MappingProxyType({})
+) -> list[Bucket]:
+    """Group `values`, in their order, into buckets of at most `limit` bytes; a value of more bytes is alone.
+
+    Args:
+        values: the values with their MLIR types.
+        limit: the most bytes of a bucket of several values.
+        shards: the shards of values that one rank alone needs. Such buckets are in the order of their last values.
+    """
     done: list[Bucket] = []
-    filling: dict[str, dict[Value, str]] = {}
+    filling: dict[tuple[str, int | None], dict[Value, str]] = {}
     for value, kind in values.items():
-        element = element_of(kind)
-        mine = filling.setdefault(element, {})
+        key = element_of(kind), shards.get(value)
+        mine = filling.setdefault(key, {})
         if mine and Bucket({**mine, value: kind}).nbytes > limit:
-            done.append(Bucket(mine))
-            mine = filling[element] = {}
+            done.append(Bucket(mine, key[1]))
+            mine = filling[key] = {}
         mine[value] = kind
-    return [*done, *map(Bucket, filling.values())]
+    found = [*done, *(Bucket(mine, shard) for (_, shard), mine in filling.items())]
+    if not shards:
+        return found
+    order = {value: i for i, value in enumerate(values)}
+    return sorted(found, key=lambda bucket: max(map(order.__getitem__, bucket.members)))
 
 
 def batch_dimension(graph: StepGraph) -> int | str:
@@ -158,50 +204,112 @@ def seed_of_rank(result: str, seed: str) -> Iterator[str]:
     yield f"{result} = arith.xori {seed}, {result}.tensor : tensor<i64>"
 
 
-def exchange(buckets: Sequence[Bucket], values: Mapping[Value, str]) -> Generator[str, None, dict[Value, str]]:
-    """Exchange `values`, the SSA names of the members of `buckets`; return the SSA names of their means.
+@dataclass(frozen=True)
+class Exchanged:
+    """The outcome of an exchange.
 
-    `PASSED`, an i1, exists once all exchanges are complete.
+    Attributes:
+        means: the SSA names of the means.
+        ready: the SSA names of the fences after which the exchanged values existed.
+        passed: the SSA name of an i1 that exists once the exchange is complete.
     """
+
+    means: Mapping[Value, str]
+    ready: tuple[str, ...]
+    passed: str
+
+
+def exchange(buckets: Sequence[Bucket], values: Mapping[Value, str]) -> Generator[str, None, Exchanged]:
+    """Exchange `values`, the SSA names of the members of `buckets`, for their means over all ranks."""
     yield "%x.c0 = arith.constant 0 : index"
     yield "%x.device = hal.devices.get %x.c0 : !hal.device"
     for number, bucket in enumerate(buckets):
-        yield from _sent(f"%x{number}", bucket, values)
-    yield f"%x.done = util.call {FINISH}() : () -> i32"
-    yield "%x.one = arith.constant 1 : i32"
-    yield f"{PASSED} = arith.cmpi eq, %x.done, %x.one : i32"
-    yield f'cf.assert {PASSED}, "the exchange between the ranks failed"'
+        name = f"%x{number}"
+        whole = yield from joined(name, bucket, values)
+        for fence in ("wait", "signal"):
+            yield f'{name}.{fence} = hal.fence.create device(%x.device : !hal.device) flags("None") : !hal.fence'
+        yield f"{name}.whole = hal.tensor.barrier join({whole} : {bucket.kind}) => {name}.wait : !hal.fence"
+        yield f'{name}.given = hal.tensor.export {name}.whole "gradients" : {bucket.kind} -> {VIEW}'
+        arguments, kinds = f"{name}.given, {name}.wait, {name}.signal", f"{VIEW}, !hal.fence, !hal.fence"
+        if bucket.shard is None:
+            yield f"{name}.view = util.call {ALLREDUCE}({arguments}) : ({kinds}) -> {VIEW}"
+        else:
+            yield f"{name}.shard = arith.constant {bucket.shard} : i32"
+            yield f"{name}.view = util.call {REDUCE}({arguments}, {name}.shard) : ({kinds}, i32) -> {VIEW}"
+    yield from _finish("%x")
     means: dict[Value, str] = {}
     for number, bucket in enumerate(buckets):
-        means |= yield from _received(f"%x{number}", bucket)
-    return means
+        name, kind = f"%x{number}", bucket.kind
+        yield f'{name}.mean = hal.tensor.import wait({name}.signal) => {name}.view "gradients" : {VIEW} -> {kind}'
+        yield from after(["%x.passed"], f"{name}.all", f"{name}.mean", kind)
+        means |= yield from taken(f"{name}.m", bucket, f"{name}.all")
+    return Exchanged(means, tuple(f"%x{number}.wait" for number in range(len(buckets))), "%x.passed")
 
 
-def _sent(name: str, bucket: Bucket, values: Mapping[Value, str]) -> Iterator[str]:
+def share(given: Sequence[tuple[str, int]]) -> Generator[str, None, list[str]]:
+    """Give every rank the buffers that one rank has, each for a shard; return the SSA names of all ranks' buffers.
+
+    They exist once what is computed before the update has ended, too (`ended`).
+
+    Args:
+        given: the SSA names of buffer views, each with the number of the shard; the values are those of its rank.
+    """
+    for number, (view, shard) in enumerate(given):
+        yield f"%y{number}.shard = arith.constant {shard} : i32"
+        yield f"%y{number}.got = util.call {SHARE}({view}, %y{number}.shard) : ({VIEW}, i32) -> {VIEW}"
+    yield from _finish("%y")
+    for number in range(len(given)):
+        yield from after([ENDED, "%y.passed"], f"%y{number}", f"%y{number}.got", VIEW)
+    return [f"%y{number}" for number in range(len(given))]
+
+
+def joined(name: str, bucket: Bucket, values: Mapping[Value, str]) -> Generator[str, None, str]:
+    """Put the members of a bucket one after the other; return the SSA name of the whole."""
     whole, start = bucket.kind, 0
     yield f"{name}.0 = flow.tensor.empty : {whole}"
     for i, (value, kind) in enumerate(bucket.members.items(), 1):
         yield from put(f"{name}.{i}", values[value], kind, f"{name}.{i - 1}", whole, start)
         start += elements(kind)
-    for fence in ("wait", "signal"):
-        yield f'{name}.{fence} = hal.fence.create device(%x.device : !hal.device) flags("None") : !hal.fence'
-    yield f"{name}.whole = hal.tensor.barrier join({name}.{len(bucket.members)} : {whole}) => {name}.wait : !hal.fence"
-    yield f'{name}.given = hal.tensor.export {name}.whole "gradients" : {whole} -> {VIEW}'
-    arguments = f"({name}.given, {name}.wait, {name}.signal)"
-    yield f"{name}.view = util.call {ALLREDUCE}{arguments} : ({VIEW}, !hal.fence, !hal.fence) -> {VIEW}"
+    return f"{name}.{len(bucket.members)}"
 
 
-def _received(name: str, bucket: Bucket) -> Generator[str, None, dict[Value, str]]:
-    whole, start = bucket.kind, 0
-    yield f'{name}.mean = hal.tensor.import wait({name}.signal) => {name}.view "gradients" : {VIEW} -> {whole}'
-    yield from after([PASSED], f"{name}.all", f"{name}.mean", whole)
-    means: dict[Value, str] = {}
+def ended(fences: Sequence[str], others: Mapping[str, str]) -> Iterator[str]:
+    """Wait until what a step computes before its update has ended; `ENDED` is an i1 that exists then.
+
+    Args:
+        fences: the fences after which the exchanged values exist.
+        others: the SSA names of the values that are not exchanged, with their MLIR types.
+    """
+    waited = list(fences)
+    if others:
+        kinds = ", ".join(others.values())
+        yield '%e.fence = hal.fence.create device(%x.device : !hal.device) flags("None") : !hal.fence'
+        yield f"%e.all:{len(others)} = hal.tensor.barrier join({', '.join(others)} : {kinds}) => %e.fence : !hal.fence"
+        waited.append("%e.fence")
+    yield "%e.forever = arith.constant -1 : i32"
+    yield f'%e.status = hal.fence.await until([{", ".join(waited)}]) timeout_millis(%e.forever) flags("None") : i32'
+    yield "%e.zero = arith.constant 0 : i32"
+    yield f"{ENDED} = arith.cmpi eq, %e.status, %e.zero : i32"
+    yield f'cf.assert {ENDED}, "the step failed before its update"'
+
+
+def taken(name: str, bucket: Bucket, whole: str) -> Generator[str, None, dict[Value, str]]:
+    """Take the members out of `whole`, the SSA name of a bucket; return their SSA names."""
+    start, members = 0, dict[Value, str]()
     for i, (value, kind) in enumerate(bucket.members.items()):
-        one, flat = f"{name}.m{i}", flattened(kind)
+        one, flat = f"{name}{i}", flattened(kind)
         yield f"{one}.start = arith.constant {start} : index"
         yield f"{one}.size = arith.constant {elements(kind)} : index"
-        yield f"{one}.flat = flow.tensor.slice {name}.all[{one}.start for {one}.size] : {whole} -> {flat}"
+        yield f"{one}.flat = flow.tensor.slice {whole}[{one}.start for {one}.size] : {bucket.kind} -> {flat}"
         yield f"{one} = flow.tensor.reshape {one}.flat : {flat} -> {kind}"
         start += elements(kind)
-        means[value] = one
-    return means
+        members[value] = one
+    return members
+
+
+def _finish(prefix: str) -> Iterator[str]:
+    """Wait for all exchanges, and refuse the step if one failed; `prefix`.passed is an i1 that exists after it."""
+    yield f"{prefix}.done = util.call {FINISH}() : () -> i32"
+    yield f"{prefix}.one = arith.constant 1 : i32"
+    yield f"{prefix}.passed = arith.cmpi eq, {prefix}.done, {prefix}.one : i32"
+    yield f'cf.assert {prefix}.passed, "the exchange between the ranks failed"'

@@ -51,12 +51,15 @@ _TICKET = TensorSpec(TICKET, "int64", ())
 def chain_of(entry: str, graph: StepGraph) -> tuple[str, ...]:
     """The functions of `graph` that an entry point runs, in order; none for an entry point that computes nothing.
 
-    With micro-batches, gradients are accumulated before the update. An imported step is a single function, `step`.
+    With micro-batches, gradients are accumulated before the update. The updates of shards follow it. An imported step
+    is a single function, `step`.
     """
     chain = (entry,) if entry in graph.entries else _CHAINS.get(entry, ())
     if chain == ("joint", "update") and "step" in graph.functions:
         return ("step",)
-    return ("joint", "accumulate", "update") if graph.accumulate > 1 and chain == ("joint", "update") else chain
+    if graph.accumulate > 1 and chain == ("joint", "update"):
+        chain = ("joint", "accumulate", "update")
+    return (*chain, *(s.function for s in graph.shards)) if "update" in chain else chain
 
 
 def chains_of(entry: str, graph: StepGraph) -> list[tuple[str, ...]]:

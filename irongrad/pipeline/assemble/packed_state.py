@@ -43,7 +43,7 @@ def pack_state(graph: StepGraph, taken: Collection[Value] = ()) -> StepGraph:
         taken: the state that is in a pack already.
     """
     update = graph.functions.get("update")
-    if update is None:
+    if update is None or graph.shards:  # a pack would hold tensors of several ranks
         return graph
     function, packs = _packed_update(replace(update, graph=copy.deepcopy(update.graph)), graph.prefix, taken)
     source = next((f for n in ("joint", "finish") if (f := graph.functions.get(n)) is not None), None)

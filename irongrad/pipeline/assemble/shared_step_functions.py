@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irongrad.graph.step_graph import StepGraph, Value
+from irongrad.pipeline.assemble.function_calls import return_line
 from irongrad.pipeline.assemble.interface import Interface, chain_of
-from irongrad.pipeline.assemble.step_functions import call_core, core, given_to, return_line, returned_by
+from irongrad.pipeline.assemble.step_functions import call_core, core, given_to, returned_by
 
 VIEW = "!hal.buffer_view"
 

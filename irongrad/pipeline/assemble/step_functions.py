@@ -15,15 +15,16 @@ from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.mlir.barriers import gradient_line
 from irongrad.pipeline.assemble.exchange import (
-    PASSED,
     batch_dimension,
     begin,
-    buckets_of,
+    ended,
     exchange,
     exchanged,
     seed_of_rank,
 )
+from irongrad.pipeline.assemble.function_calls import call, return_line, typed_arguments, typed_results
 from irongrad.pipeline.assemble.ordering import after
+from irongrad.pipeline.assemble.shard_functions import exchange_buckets, needed_by_shards, update_shards
 from irongrad.pipeline.assemble.storage import Storage, accumulated, tensor_type
 from irongrad.runtime.manifest import SEED, TensorSpec
 
@@ -78,11 +79,18 @@ def _run(
     chain: Sequence[str], graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str]
 ) -> Iterator[str]:
     """Call the functions of `chain`; load the state that `values` lacks."""
-    for position, name in enumerate(chain):
+    for position, name in enumerate(without_shards(chain, graph)):
         if name == "update" and graph.bucket_bytes:
             yield from _exchanged(graph, storage, values, new)
         yield from _loads(typed_arguments(graph.functions[name]), storage, values)
-        yield from _call(name, graph, storage, values, new, str(position))
+        if name == "update" and graph.shards:
+            needed = needed_by_shards(graph)
+            yield from _loads([(v, kind) for v, kind in needed.items() if v.kind != "shared"], storage, values)
+            before = dict(values)
+            yield from _call(name, graph, storage, values, new, str(position))
+            yield from update_shards(graph, values | before)
+        else:
+            yield from _call(name, graph, storage, values, new, str(position))
 
 
 def _is_exchanged(chain: Sequence[str], graph: StepGraph) -> bool:
@@ -109,12 +117,16 @@ def _exchanged(graph: StepGraph, storage: Storage, values: dict[Value, str], new
     members = {packed.get(v, v): read[packed[v]] if v in packed else kind for v, kind in wanted.items()}
     yield from _loads(list(members.items()), storage, values)
     sources = {v: new.get(v, values[v]) if v.kind in ("output", "state") else values[v] for v in members}
-    means = yield from exchange(buckets_of(members, graph.bucket_bytes), sources)
+    exchanged_now = yield from exchange(exchange_buckets(members, graph), sources)
+    means = exchanged_now.means
     values |= means
     new |= {v: name for v, name in means.items() if v.kind in ("output", "state")}
     kinds = dict(typed_results(graph.functions["joint"]))
+    if graph.shards:  # other functions then overwrite the parameters, and know nothing of what still reads them here
+        others = {name: kinds[v] for v, name in new.items() if v.kind in ("output", "state") and v not in means}
+        yield from ended(exchanged_now.ready, others)
     for i, value in enumerate([v for v in new if v.kind == "state" and v not in means]):
-        yield from after([PASSED], f"%x.s{i}", new[value], kinds[value])
+        yield from after([exchanged_now.passed], f"%x.s{i}", new[value], kinds[value])
         new[value] = values[value] = f"%x.s{i}"
 
 
@@ -267,17 +279,12 @@ def _slice(result: str, whole: str, part: torch.Tensor, like: torch.Tensor) -> I
 
 
 def _core_name(chain: tuple[str, ...], graph: StepGraph) -> str:
-    return f"core.{graph.prefix}{'.'.join(chain)}"
+    return f"core.{graph.prefix}{'.'.join(without_shards(chain, graph))}"
 
 
-def typed_arguments(function: Function) -> list[tuple[Value, str]]:
-    """The arguments of a function with their MLIR types."""
-    return [(a, tensor_type(function.example(i))) for i, a in enumerate(function.arguments)]
-
-
-def typed_results(function: Function) -> list[tuple[Value, str]]:
-    """The results of a function with their MLIR types."""
-    return list(zip(function.results, map(tensor_type, function.results_like()), strict=True))
+def without_shards(chain: Sequence[str], graph: StepGraph) -> list[str]:
+    """The functions of a chain that run on every rank."""
+    return [name for name in chain if all(name != s.function for s in graph.shards)]
 
 
 def given_to(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
@@ -291,14 +298,6 @@ def returned_by(chain: tuple[str, ...], graph: StepGraph) -> dict[Value, str]:
     """The results of the core of `chain`, with MLIR types."""
     typed = [pair for name in chain for pair in typed_results(graph.functions[name])]
     return {value: kind for value, kind in typed if value.kind == "output"}
-
-
-def call(symbol: str, function: Function, values: dict[Value, str], result: str) -> Iterator[str]:
-    """Call an imported function on the SSA names in `values`; its results are `result#0`, `result#1`, …."""
-    arguments, results = typed_arguments(function), typed_results(function)
-    operands = ", ".join(values[v] for v, _ in arguments)
-    signature = f"({', '.join(k for _, k in arguments)}) -> ({', '.join(k for _, k in results)})"
-    yield f'{result}:{len(results)} = func.call @"{symbol}"({operands}) : {signature}'
 
 
 def call_loaded(
@@ -320,8 +319,3 @@ def call_core(chain: tuple[str, ...], graph: StepGraph, values: dict[Value, str]
     signature = f"({', '.join(given.values())}) -> ({', '.join(returned.values())})"
     assigned = f"{result}:{len(returned)} = " if returned else ""
     yield f'{assigned}func.call @"{_core_name(chain, graph)}"({operands}) : {signature}'
-
-
-def return_line(names: Sequence[str], kinds: Sequence[str], indent: str = "") -> str:
-    """A return of the values `names`, of types `kinds`; both may be empty."""
-    return f"{indent}return {', '.join(names)} : {', '.join(kinds)}" if names else f"{indent}return"

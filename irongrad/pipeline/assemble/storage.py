@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from irongrad.graph.dtypes import mlir_type
-from irongrad.graph.step_graph import Pack, StepGraph, Value
+from irongrad.graph.step_graph import Pack, StateTensor, StepGraph, Value
 from irongrad.mlir.barriers import held_line
+from irongrad.pipeline.assemble.ownership import if_owned
 from irongrad.runtime.manifest import BASE_SCOPE, SCOPE, Role
 
 
@@ -54,6 +55,7 @@ class Storage:
         self._packs = {p.name: p for p in graph.packs}
         self._places: dict[Value, tuple[str, str, int]] = {}
         self._base = {Value("state", tensor.name) for tensor in graph.state if tensor.in_base}
+        self._shards = {name: number for number, shard in enumerate(graph.shards) for name in shard.state}
         for pack in graph.packs:
             for member, start in pack.starts.items():
                 self._places[member] = symbol("pack", pack.name), self._pack_type(pack), start
@@ -66,7 +68,9 @@ class Storage:
     def globals(self) -> Iterator[str]:
         """The globals of the state; their initial values are parameters of the archive that the module runs with."""
         for tensor in self._graph.state:
-            if Value("state", tensor.name) not in self._places:
+            if tensor.name in self._shards:
+                yield from self._of_shard(tensor)
+            elif Value("state", tensor.name) not in self._places:
                 kind = stored_type(tensor_type(tensor.initial))
                 name = symbol("state", tensor.name)
                 if tensor.in_base:
@@ -80,6 +84,28 @@ class Storage:
                 yield from (f"  {line}" for line in self._initial(pack))
                 yield "}"
 
+    def _of_shard(self, tensor: StateTensor) -> Iterator[str]:
+        """The global of a tensor that only one rank holds; on the others it stays null, and takes no memory."""
+        kind = tensor_type(tensor.initial)
+        yield f"util.global private mutable {symbol('state', tensor.name)} : {kind}"
+        yield "util.initializer {"
+        yield from (f"  {line}" for line in self._on_its_rank("%v", tensor, self._first("%v.first", tensor)))
+        yield "  util.return"
+        yield "}"
+
+    def _first(self, result: str, tensor: StateTensor) -> Iterator[str]:
+        kind = stored_type(tensor_type(tensor.initial))
+        yield f"{result}.p = flow.tensor.constant {_parameter(tensor.name)} : {kind}"
+        yield f"{result} = flow.tensor.clone {result}.p : {kind}"
+        yield from self._store(result, Value("state", tensor.name), kind)
+
+    def _on_its_rank(self, result: str, tensor: StateTensor, body: Iterator[str]) -> Iterator[str]:
+        """Run `body` on the rank that holds `tensor`; on all ranks if it belongs to no shard."""
+        if tensor.name in self._shards:
+            yield from if_owned(result, self._shards[tensor.name], None, body)
+        else:
+            yield from body
+
     def _initial(self, pack: Pack) -> Iterator[str]:
         values = {member: f"%v{i}" for i, member in enumerate(pack.starts)}
         for member, value in values.items():
@@ -92,10 +118,7 @@ class Storage:
     def reset(self, roles: Collection[Role] = tuple(Role)) -> Iterator[str]:
         """Reset the state of these roles to its initial values."""
         for i, tensor in enumerate(t for t in self._graph.state if t.role in roles and not t.in_base):
-            kind = tensor_type(tensor.initial)
-            yield f"%p{i} = flow.tensor.constant {_parameter(tensor.name)} : {stored_type(kind)}"
-            yield f"%v{i} = flow.tensor.clone %p{i} : {stored_type(kind)}"
-            yield from self._store(f"%v{i}", Value("state", tensor.name), stored_type(kind))
+            yield from self._on_its_rank(f"%o{i}", tensor, self._first(f"%v{i}", tensor))
 
     def load(self, result: str, value: Value, kind: str) -> Iterator[str]:
         """Load the stored value `value`, of MLIR type `kind`, as `result`."""
@@ -140,6 +163,13 @@ class Storage:
             yield f"{converted} = arith.extui {source} : {kind} to {stored}"
             source = converted
         yield from self._store(source, value, stored)
+
+    def replace(self, source: str, value: Value, kind: str) -> Iterator[str]:
+        """Store `source` as `store` does; of a shard, on the rank that holds it."""
+        stored = self.store(source, value, kind)
+        if value.kind == "state":
+            stored = self._on_its_rank(f"{source}.o", self._graph.tensor(value.name), stored)
+        yield from stored
 
     def _store(self, source: str, value: Value, kind: str) -> Iterator[str]:
         if value not in self._places:

@@ -36,6 +36,12 @@ class Communicator(Protocol):
     def start_sum(self, array: Array) -> Request:
         """Start to replace `array`, of float32 or float64, by its sum over all ranks."""
 
+    def start_sum_to(self, array: Array, root: int) -> Request:
+        """As `start_sum`, for the rank `root` alone; the `array` of others is not defined then."""
+
+    def start_broadcast(self, array: Array, root: int) -> Request:
+        """Start to overwrite `array` with that of the rank `root`."""
+
     def wait(self, request: Request) -> None:
         """Wait until a collective is complete.
 

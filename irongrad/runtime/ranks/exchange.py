@@ -4,6 +4,9 @@ The step calls it from IREE's virtual machine (`irongrad.pipeline.assemble.excha
 
 * `begin(samples: i64) -> i32` starts the exchange of a step;
 * `allreduce(view, wait, signal) -> view` returns at once, and fills its result after the fence `wait`;
+* `reduce(view, wait, signal, shard: i32) -> view` is the same for the rank alone that holds a shard;
+* `owns(shard: i32) -> i32` returns whether this rank holds a shard of the optimizer's state;
+* `share(view, shard: i32) -> view` returns at once, and fills its result with the values of the rank that holds it;
 * `finish() -> i32` waits for all exchanges of the step, and returns 1 if they succeeded;
 * `rank() -> i32` returns the number of this rank.
 
@@ -29,7 +32,8 @@ import numpy as np
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, IronGradError, RankLostError, UserError
 from irongrad.runtime.ranks.communicator import Communicator, Request, as_bytes, as_text
-from irongrad.runtime.transfer import to_host
+from irongrad.runtime.ranks.owners import owners
+from irongrad.runtime.transfer import is_mappable, to_host
 
 MODULE = "comm"
 _RUNS, _REFUSES = 0, 1
@@ -45,14 +49,16 @@ class Traffic:
 
     Attributes:
         steps: the steps.
-        calls: the all-reduces.
+        calls: the reductions, to all ranks or to one.
         nbytes: the bytes of the tensors that it handed over; what crosses a wire depends on the engine's algorithm.
+        shared: the bytes of parameters that it has sent to all others, as the rank that updates them.
         seconds: the seconds in which `finish` waited: the communication that no computation hid.
     """
 
     steps: int = 0
     calls: int = 0
     nbytes: int = 0
+    shared: int = 0
     seconds: float = 0.0
 
 
@@ -71,12 +77,36 @@ class _Call:
 
 @dataclass
 class _Reduction:
-    """An all-reduce under way: the sum is in `array`, and goes to `result` if that has another dtype."""
+    """A reduction under way: the sum is in `array`, and goes to `result` if that has another dtype."""
 
     request: Request
     array: Array
     result: Array
     signal: Any
+
+    def complete(self) -> None:
+        """Hand the result over."""
+        if self.array is not self.result:
+            self.result[...] = self.array
+        self.signal.signal()
+
+    def fail(self, reason: str) -> None:
+        """Tell the module that there is no result."""
+        self.signal.fail(reason)
+
+
+@dataclass
+class _Broadcast:
+    """A broadcast under way, from or to `array`; the module waits for it in `finish`."""
+
+    request: Request
+    array: Array
+
+    def complete(self) -> None:
+        """There is nothing to do: the values are in place."""
+
+    def fail(self, reason: str) -> None:
+        """There is nothing to do: `finish` tells the module."""
 
 
 class Exchange:
@@ -84,13 +114,15 @@ class Exchange:
 
     Attributes:
         traffic: what was exchanged so far.
+        owners: the rank that holds each shard of the optimizer's state.
     """
 
-    def __init__(self, communicator: Communicator, artifact: str) -> None:
+    def __init__(self, communicator: Communicator, artifact: str, shards: Sequence[int] = ()) -> None:
         """
         Args:
             communicator: the ranks.
             artifact: identifies the artifact; the ranks must have the same.
+            shards: the bytes of each shard of the optimizer's state; none if every rank holds it whole.
 
         Raises:
             UserError: the ranks have different artifacts.
@@ -98,11 +130,12 @@ class Exchange:
         self.traffic = Traffic()
         self._ranks = communicator
         self._check_artifact(artifact)
+        self.owners = owners(shards, communicator.size)
         self._call: _Call | None = None
         self._weight = 1.0
         self._error: IronGradError | None = None
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._under_way: deque[_Reduction] = deque()
+        self._under_way: deque[_Reduction | _Broadcast] = deque()
         self._started = threading.Condition()
         self._closing = False
         self._threads = [
@@ -160,6 +193,21 @@ class Exchange:
         described = f"{entry} {[np.asarray(n).tolist() for n in numbers]}"
         self._call.what = int.from_bytes(hashlib.sha256(described.encode()).digest()[:7], "little")
 
+    def meet(self, what: str) -> None:
+        """Agree with the other ranks that all of them do the same outside an entry point.
+
+        Raises:
+            GuardError: one of them does not.
+            RankLostError: a rank is gone.
+        """
+        with self.call():
+            self.expect(what, [])
+            assert self._call is not None
+            self._call.steps = 1  # a refusal of this call has been told
+            self._agree(np.array([_RUNS, 0, self._call.what, 0], np.int64))
+            if self._error is not None:
+                raise self._error
+
     def _refuse(self, error: Exception) -> None:
         """Tell the other ranks that this one does not run the step."""
         self._ranks.gather(self._row(_REFUSES, 0))
@@ -204,7 +252,19 @@ class Exchange:
 
             def allreduce(self, view: Any, wait: Any, signal: Any) -> Any:
                 """Start an exchange."""
-                return exchange._allreduce(device, view, wait, signal)
+                return exchange._reduce(device, view, wait, signal, None)
+
+            def reduce(self, view: Any, wait: Any, signal: Any, shard: int) -> Any:
+                """Start an exchange whose result one rank needs."""
+                return exchange._reduce(device, view, wait, signal, exchange.owners[shard])
+
+            def owns(self, shard: int) -> int:
+                """Whether this rank holds a shard."""
+                return int(exchange.owners[shard] == exchange._ranks.rank)
+
+            def share(self, view: Any, shard: int) -> Any:
+                """Start to give all ranks the values of the one that holds a shard."""
+                return exchange._share(device, view, exchange.owners[shard])
 
             def finish(self) -> int:
                 """Wait for all exchanges of the step."""
@@ -215,7 +275,8 @@ class Exchange:
                 return exchange._ranks.rank
 
         interface = ireert.PyModuleInterface(MODULE, Methods)
-        for name, signature in (("begin", "0I_i"), ("allreduce", "0rrr_r"), ("finish", "0v_i"), ("rank", "0v_i")):
+        signatures = {"begin": "0I_i", "allreduce": "0rrr_r", "reduce": "0rrri_r", "owns": "0i_i", "share": "0ri_r"}
+        for name, signature in {**signatures, "finish": "0v_i", "rank": "0v_i"}.items():
             interface.export(name, signature, getattr(Methods, name))
         return interface.create()
 
@@ -226,7 +287,7 @@ class Exchange:
         self.traffic.steps += 1
         return 1
 
-    def _allreduce(self, device: Any, view: Any, wait: Any, signal: Any) -> Any:
+    def _reduce(self, device: Any, view: Any, wait: Any, signal: Any, root: int | None) -> Any:
         given, ready, done = (
             view.deref(ireert.HalBufferView),
             wait.deref(ireert.HalFence),
@@ -235,9 +296,23 @@ class Exchange:
         # A new buffer: the module may still read the one that it gave.
         buffer = device.allocator.allocate_buffer(_RESULT, _USAGE, given.byte_length)
         result = ireert.HalBufferView(buffer, given.shape, given.element_type)
-        self._jobs.put((self._start, device, given, ready, result, done))
+        self._jobs.put((self._start, device, given, ready, result, done, root))
         self.traffic.calls += 1
         self.traffic.nbytes += given.byte_length
+        return result.ref
+
+    def _share(self, device: Any, view: Any, root: int) -> Any:
+        """Broadcast the bytes, so that all ranks have the same bits; in place if the host can access them."""
+        given = result = view.deref(ireert.HalBufferView)
+        if not is_mappable(given.get_buffer()):
+            buffer = device.allocator.allocate_buffer(_RESULT, _USAGE, given.byte_length)
+            result = ireert.HalBufferView(buffer, given.shape, given.element_type)
+        array = result.map().asarray((given.byte_length,), np.dtype(np.uint8))
+        if root == self._ranks.rank:
+            self.traffic.shared += given.byte_length
+            if result is not given:
+                array[...] = to_host(device, given).reshape(-1).view(np.uint8)
+        self._jobs.put((self._start_broadcast, array, root))
         return result.ref
 
     def _finish(self) -> int:
@@ -275,8 +350,8 @@ class Exchange:
         except RankLostError as error:
             self._error = error
 
-    def _start(self, device: Any, given: Any, ready: Any, result: Any, done: Any) -> None:
-        """Start one all-reduce, once the module has computed its operand."""
+    def _start(self, device: Any, given: Any, ready: Any, result: Any, done: Any, root: int | None) -> None:
+        """Start one reduction, once the module has computed its operand: for the rank `root` alone, or for all."""
         if self._error is None:
             try:
                 ready.wait()
@@ -284,14 +359,24 @@ class Exchange:
                 target = result.map().asarray(given.shape, source.dtype)
                 array = target if source.dtype in (np.float32, np.float64) else np.empty(source.shape, np.float32)
                 np.multiply(source, array.dtype.type(self._weight), out=array, casting="unsafe")
-                reduction = _Reduction(self._ranks.start_sum(array), array, target, done)
-                with self._started:
-                    self._under_way.append(reduction)
-                    self._started.notify()
+                summed = self._ranks.start_sum(array) if root is None else self._ranks.start_sum_to(array, root)
+                self._add(_Reduction(summed, array, target, done))
                 return
             except RankLostError as error:
                 self._error = error
         done.fail(str(self._error))
+
+    def _start_broadcast(self, array: Array, root: int) -> None:
+        if self._error is None:
+            try:
+                self._add(_Broadcast(self._ranks.start_broadcast(array, root), array))
+            except RankLostError as error:
+                self._error = error
+
+    def _add(self, collective: _Reduction | _Broadcast) -> None:
+        with self._started:
+            self._under_way.append(collective)
+            self._started.notify()
 
     def _complete(self, event: threading.Event) -> None:
         """Set `event` once nothing is under way; later calls start nothing before that."""
@@ -306,21 +391,19 @@ class Exchange:
                 if not self._under_way:
                     return
                 waiting = list(self._under_way)
-            for reduction in [r for r in waiting if self._is_complete(r)]:
+            for collective in [c for c in waiting if self._is_complete(c)]:
                 with self._started:
-                    self._under_way.remove(reduction)
+                    self._under_way.remove(collective)
                     self._started.notify_all()
             time.sleep(_SLEEP)
 
-    def _is_complete(self, reduction: _Reduction) -> bool:
+    def _is_complete(self, collective: _Reduction | _Broadcast) -> bool:
         try:
-            if not reduction.request.test():
+            if not collective.request.test():
                 return False
         except RankLostError as error:
             self._error = self._error or error
-            reduction.signal.fail(str(error))
+            collective.fail(str(error))
             return True
-        if reduction.array is not reduction.result:
-            reduction.result[...] = reduction.array
-        reduction.signal.signal()
+        collective.complete()
         return True

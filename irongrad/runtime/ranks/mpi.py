@@ -55,6 +55,17 @@ class MpiCommunicator:
 
         return MpiRequest(_checked(lambda: self._own.Iallreduce(MPI.IN_PLACE, array, MPI.SUM)))
 
+    def start_sum_to(self, array: Array, root: int) -> MpiRequest:
+        """See `Communicator`."""
+        from mpi4py import MPI
+
+        given, taken = (MPI.IN_PLACE, array) if self.rank == root else (array, None)
+        return MpiRequest(_checked(lambda: self._own.Ireduce(given, taken, MPI.SUM, root)))
+
+    def start_broadcast(self, array: Array, root: int) -> MpiRequest:
+        """See `Communicator`."""
+        return MpiRequest(_checked(lambda: self._own.Ibcast(array, root)))
+
     def wait(self, request: Request) -> None:
         """See `Communicator`."""
         seconds = _FIRST_SLEEP
@@ -70,7 +81,7 @@ class MpiCommunicator:
 
     def broadcast(self, array: Array, root: int) -> None:
         """See `Communicator`."""
-        self.wait(MpiRequest(_checked(lambda: self._own.Ibcast(array, root))))
+        self.wait(self.start_broadcast(array, root))
 
     def without_lost(self) -> Communicator:
         """See `Communicator`. Needs ULFM: `mpirun --with-ft ulfm` (User Level Failure Mitigation, MPI Forum)."""

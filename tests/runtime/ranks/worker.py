@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from irongrad.runtime import Session
+from irongrad.runtime import Session, load
 from irongrad.runtime.errors import IronGradError, RankLostError
+from irongrad.runtime.ranks.owners import owners, shard_sizes
 
 WORLD = MPI.COMM_WORLD
 ARTIFACT, OUTPUT = Path(sys.argv[2]), Path(sys.argv[3])
@@ -157,6 +158,78 @@ def lost() -> dict[str, Any]:
         return {"error": str(error), "seconds": seconds, "same": same, "loss": loss, "digest": digest(session)}
 
 
+def divided() -> dict[str, Any]:
+    """Two sessions train alike: one holds a part of the optimizer's state, the other all of it."""
+    whole, parts = Session(ARTIFACT / "whole"), Session(ARTIFACT / "shards")
+    for session in (whole, parts):
+        session.attach(WORLD)
+    same = True
+    for step in range(4):
+        mine = batch(100 * step + WORLD.rank)
+        same &= whole.train_step(**mine) == parts.train_step(**mine)
+    batches = [batch(100 * step + WORLD.rank) for step in range(4, 7)]
+    stacked = {n: np.stack([b[n] for b in batches]) for n in batches[0]}
+    same &= bool((whole.train_steps(**stacked) == parts.train_steps(**stacked)).all())
+    sizes = shard_sizes(parts.manifest)
+    held = sum(s for s, r in zip(sizes, owners(sizes, WORLD.size), strict=True) if r == WORLD.rank)
+    same &= digest(whole) == digest(parts)
+    return {"same": same, "digest": digest(parts), "held": held, "rank": WORLD.rank}
+
+
+def saved() -> dict[str, Any]:
+    """Train and save; then go on with the same batch on every rank, so that the number of ranks does not matter."""
+    session = Session(ARTIFACT / "shards")
+    session.attach(WORLD)
+    for step in range(3):
+        session.train_step(**batch(100 * step + WORLD.rank))
+    session.save(ARTIFACT / "state.safetensors")
+    before = digest(session)
+    for step in range(3):
+        session.train_step(**batch(step))
+    session.save(ARTIFACT / "after.safetensors")
+    return {"digest": before, "after": digest(session)}
+
+
+def resumed() -> dict[str, Any]:
+    """Go on from the checkpoint that `saved` wrote."""
+    session = load(ARTIFACT / "shards", checkpoint=ARTIFACT / "state.safetensors")
+    session.attach(WORLD)
+    before = digest(session)
+    for step in range(3):
+        session.train_step(**batch(step))
+    other = load(ARTIFACT / "shards", checkpoint=ARTIFACT / "after.safetensors")
+    return {"digest": before, "after": digest(session), "gap": gap(session, other)}
+
+
+def reads_alone() -> dict[str, Any]:
+    """The first rank reads the state, which all have to do together."""
+    session = Session(ARTIFACT / "shards")
+    session.attach(WORLD)
+    try:
+        session.state() if WORLD.rank == 0 else session.train_step(**batch(0))
+    except IronGradError as error:
+        session.train_step(**batch(0))
+        return {"error": str(error)}
+    return {"error": ""}
+
+
+def lost_part() -> dict[str, Any]:
+    """The second rank is killed, and its part of the optimizer's state with it."""
+    session = Session(ARTIFACT / "shards")
+    session.attach(WORLD)
+    session.train_step(**batch(WORLD.rank))
+    WORLD.Barrier()
+    if WORLD.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = {}
+    for name, call in (("error", lambda: session.train_step(**batch(0))), ("recover", session.recover)):
+        try:
+            call()
+        except RankLostError as error:
+            found[name] = str(error)
+    return found
+
+
 def artifacts() -> dict[str, Any]:
     """Every rank has an artifact of its own."""
     session = Session(ARTIFACT / str(WORLD.rank))
@@ -171,7 +244,7 @@ def main() -> None:
     found = globals()[sys.argv[1]]()
     (OUTPUT / f"{WORLD.rank}.json").write_text(json.dumps(found))
     sys.stdout.flush()
-    if sys.argv[1] == "lost":
+    if sys.argv[1].startswith("lost"):
         os._exit(0)  # Open MPI 5.0.11 may hang in a normal exit after a rank was lost
 
 
