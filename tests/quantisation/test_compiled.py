@@ -49,9 +49,9 @@ def step_of(model: nn.Module) -> ig.TrainStep:
     return ig.TrainStep(model, F.mse_loss, torch.optim.SGD(trained, lr=0.5), inputs())
 
 
-def dequantised(model: Any, dtype: torch.dtype) -> nn.Module:
+def dequantised(model: Any, dtype: torch.dtype, layers: int = LAYERS) -> nn.Module:
     """The model with float layers in place of quantised ones, with the same values."""
-    plain: Any = Adapted()
+    plain: Any = Adapted(layers=layers)
     plain.load_state_dict(
         {n: t for n, t in model.state_dict().items() if "packed" not in n and "scale" not in n}, False
     )
@@ -162,3 +162,15 @@ def test_with_a_batch_of_any_size(tmp_path: Path) -> None:
     with load(tmp_path / "net") as session:
         loss = session.train_step(**{name: tensor[:5].numpy() for name, tensor in example.items()})
     assert loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_large_layers_compile_with_a_batch_of_any_size(form: str, tmp_path: Path) -> None:
+    """`compile` compares it with eager; IREE's own products would take minutes to compile here."""
+    step = step_of(FORMS[form](Adapted(layers=1)))
+    dynamic = {"x": {0: "B"}, "y": {0: "B"}}
+    any_size = ig.TrainStep(step.model, step.loss, step.optimizers, inputs(), dynamic=dynamic)
+    session = ig.compile(any_size, tmp_path / "net", entry_points=["train_step"]).load()
+    batch = {n: t.numpy() for n, t in inputs().items()}
+    expected, _ = eager(dequantised(FORMS[form](Adapted(layers=1)), torch.float64, layers=1), 1, torch.float64)
+    assert session.train_step(**batch) == pytest.approx(expected[0], rel=1e-5)

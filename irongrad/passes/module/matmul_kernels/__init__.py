@@ -99,7 +99,8 @@ class MatmulKernels(ModulePass):
             old.results[0].replace_all_uses_with(new)
         for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
             done.erase()
-        return PassResult(bool(products), {"products": len(products), "kernels": kernels.count})
+        held = _hold_unpacked(module)
+        return PassResult(bool(products or held), {"products": len(products), "kernels": kernels.count, "held": held})
 
 
 class _Kernels:
@@ -123,6 +124,29 @@ class _Kernels:
                 add_executable(kernel, name)
             self._found[kernel] = name
         return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
+
+
+def _hold_unpacked(module: ir.Module) -> int:
+    """Unpack integers for IREE's own products in kernels of their own; return the number of these.
+
+    IREE 3.13.0 takes the unpacking into the kernel that packs a product's operand into tiles. If the rows are of any
+    number, it then compiles that kernel for minutes: so do weights, and rows that are looked up in a table of int8.
+    """
+    weights = {op.operands[1] for op in inside(module.operation) if op.name == "linalg.matmul"}
+    unpacked = [w for w in weights if str(w.type.element_type) == "f32" and w.type.has_static_shape]
+    unpacked = [w for w in unpacked if packed_weight(w) is not None]
+    unpacked += [op.results[0] for op in inside(module.operation) if _widens_bytes_of_any_size(op)]
+    for values in unpacked:
+        hold_behind(values)
+    return len(unpacked)
+
+
+def _widens_bytes_of_any_size(operation: Any) -> bool:
+    """Whether an operation computes floats from int8 alone, and its size is not known."""
+    if not is_elementwise(operation) or operation.results[0].type.has_static_shape:
+        return False
+    body = [op.operation for op in operation.regions[0].blocks[0]]
+    return body[0].name == "arith.sitofp" and str(body[0].operands[0].type) == "i8" and len(body) == 2
 
 
 def _product_of(operation: Any) -> _Product | None:
