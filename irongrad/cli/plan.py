@@ -63,10 +63,7 @@ def command(
     if not (directory / GOLDEN).exists():
         raise UserError(f"{directory} has no {GOLDEN}, whose inputs a plan measures a step with")
     with load(directory, device=device, base=base) as session:
-        entry = next((e for e in session.manifest.all_entry_points if e.name == "train_step"), None)
-        if entry is None:
-            raise UserError("a plan is made from one train_step, which this artifact lacks")
-        step = measured_step(session, read_golden(directory / GOLDEN).inputs_of(entry), sync)
+        step = measured_step(session, read_golden(directory / GOLDEN), sync)
     found = [predict(step, count) for count in doubled(machines)]
     if as_json:
         rows = [{**asdict(p), "utilisation": p.utilisation} for p in found]

@@ -6,7 +6,6 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from irongrad.distributed.plan import MeasuredStep
 from irongrad.distributed.sync_text import sync_of
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import Role
 from irongrad.runtime.ranks.communicator import Communicator, Request
 
@@ -76,20 +76,22 @@ class _Recorder:
         return self
 
 
-def measured_step(session: Session, inputs: Mapping[str, Array], sync: str) -> MeasuredStep:
+def measured_step(session: Session, golden: Golden, sync: str) -> MeasuredStep:
     """Repeat a training step for some seconds, and take the medians. The session's state changes.
 
     Args:
         session: a session that is attached to no ranks.
-        inputs: the inputs of `train_step`, by name.
+        golden: the golden values of the artifact, which have the inputs of `train_step`.
         sync: how ranks synchronise, as for `irongrad train`. Where they exchange parameters, a round is measured, too.
 
     Raises:
         UserError: the artifact has no `train_step`.
         GuardError: the inputs do not fit.
     """
-    if not any(entry.name == "train_step" for entry in session.manifest.all_entry_points):
+    entry = session.manifest.entry_point("train_step")
+    if entry is None:
         raise UserError("a plan is made from one train_step, which this artifact lacks")
+    inputs = golden.inputs_of(entry)
     recorder = _Recorder()
     together = sync_of(sync, recorder)
     if session.manifest.exchange or isinstance(together, LocalSteps):

@@ -229,11 +229,11 @@ class _Run:
             now = time.monotonic()
             self._tell_step(results[-1], sum(map(samples_in, parts)), now - begun)
             begun = now
-            order = self._source
+            source = self._source
             reason = self._after_step(results, is_last)
             if reason is not None:
                 return reason
-            if self._source is not order:
+            if self._source is not source:
                 return COMPLETE  # a rank was lost, so the rest of the epoch is divided anew
         if not results:
             raise GuardError(f"the data has no batch for epoch {epoch}, or fewer than one step takes")

@@ -10,7 +10,7 @@ tests/passes/module/test_correct_alignments.py tells when IREE is right.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from operator import mul
 from typing import Any, ClassVar
@@ -54,7 +54,8 @@ class CorrectAlignments(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         kept = _kept_alignments(module)
-        lowered = sum(_lower(function, kept[path]) for path, function in _kernels(module) if path in kept)
+        kernels = _kernels(module, {executable for executable, *_ in kept})
+        lowered = sum(_lower(function, kept[path]) for path, function in kernels if path in kept)
         return PassResult(bool(lowered), {"lowered": lowered})
 
 
@@ -73,10 +74,12 @@ def _kept_alignments(module: ir.Module) -> dict[tuple[str, ...], list[int]]:
     return {path: [min(all_calls) for all_calls in zip(*found[path], strict=True)] for path in computed}
 
 
-def _kernels(module: ir.Module) -> list[tuple[tuple[str, ...], Any]]:
-    """The functions of all kernels, each with the path by which dispatches call it."""
+def _kernels(module: ir.Module, names: Set[str]) -> list[tuple[tuple[str, ...], Any]]:
+    """The functions of the executables with these names, each with the path by which dispatches call it."""
     kernels: list[tuple[tuple[str, ...], Any]] = []
     for executable in [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]:
+        if name_of(executable) not in names:
+            continue
         parts = list(inside(executable))
         functions = {name_of(op): op for op in parts if op.name == _FUNCTION}
         for export in [op for op in parts if op.name == _EXPORT]:

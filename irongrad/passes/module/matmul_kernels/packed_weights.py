@@ -23,7 +23,8 @@ from irongrad.mlir.walk import constant_of
 
 HALVES = frozenset({"bf16", "f16"})
 
-_LOW, _HIGH, _BIAS = 15, 4, 8
+# A byte of `u4` has one number in the bits of `LOW`, the other one `HIGH` bits above, and `BIAS` added to both.
+LOW, HIGH, BIAS = 15, 4, 8
 _LESS = 4  # `arith.cmpf olt`
 
 
@@ -120,7 +121,7 @@ def _numbers(value: Any) -> tuple[str | None, Any]:
     if halves is None:
         return None, None
     low, high = halves
-    bytes_of_low, bytes_of_high = _masked(low, "arith.andi", _LOW), _masked(high, "arith.shrsi", _HIGH)
+    bytes_of_low, bytes_of_high = _masked(low, "arith.andi", LOW), _masked(high, "arith.shrsi", HIGH)
     if bytes_of_low is None or bytes_of_low != bytes_of_high:
         return None, None
     widened = _only(bytes_of_low, "arith.extui")
@@ -132,7 +133,7 @@ def _numbers(value: Any) -> tuple[str | None, Any]:
 
 def _unbiased_halves(value: Any) -> tuple[Any, Any] | None:
     """The values for even and for odd columns that `value` has side by side, each less 8."""
-    selected = _masked(value, "arith.subi", _BIAS)
+    selected = _masked(value, "arith.subi", BIAS)
     if selected is None:
         return None
     select = _only(selected, "arith.select")

@@ -10,10 +10,8 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, memref, vector
 
 from irongrad.passes.module.matmul_kernels.loop_code import constant, each, fixed, least, number, row_of, vector_of
-from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, Packing
+from irongrad.passes.module.matmul_kernels.packed_weights import BIAS, HALVES, HIGH, LOW, Packing
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
-
-_BITS_OF_HALF, _BIAS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,9 @@ class Unpacking:
         if packing.kind == "i8":
             return arith.sitofp(kind, arith.extsi(whole, stored))
         twice = vector.shuffle(stored, stored, [i // 2 for i in range(width)])
-        shifts = _integers(whole, [_BITS_OF_HALF * (i % 2) for i in range(width)])
-        halves = arith.andi(arith.shrui(arith.extui(whole, twice), shifts), _integers(whole, [15] * width))
-        return arith.sitofp(kind, arith.subi(halves, _integers(whole, [_BIAS] * width)))
+        shifts = _integers(whole, [HIGH * (i % 2) for i in range(width)])
+        halves = arith.andi(arith.shrui(arith.extui(whole, twice), shifts), _integers(whole, [LOW] * width))
+        return arith.sitofp(kind, arith.subi(halves, _integers(whole, [BIAS] * width)))
 
 
 def _element_of(packing: Packing) -> ir.Type:
