@@ -19,6 +19,7 @@ import pytest
 
 from irongrad.cli.main import cli
 from irongrad.pipeline.iree.phases import PHASES
+from irongrad.runtime.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "irongrad"
@@ -157,7 +158,10 @@ def resolves(name: str) -> bool:
         except ModuleNotFoundError:
             continue
         for attribute in parts[size:]:
-            known = hasattr(value, attribute) or attribute in getattr(value, "__annotations__", {})
+            try:
+                known = hasattr(value, attribute) or attribute in getattr(value, "__annotations__", {})
+            except UserError:  # it needs Flower, which cannot be installed beside the compiler
+                return attribute in getattr(value, "__all__", ())
             if not known:
                 return False
             value = getattr(value, attribute, None)
