@@ -27,6 +27,8 @@ VERBS = (
     "run",
     "export",
     "inspect",
+    "analyze",
+    "machine",
     "verify",
     "golden",
     "rebuild",

@@ -50,6 +50,7 @@ from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
 from irongrad.pipeline.package import Origin, package, write_state
+from irongrad.pipeline.step_record import step_record
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
@@ -130,7 +131,8 @@ def _compiled(
         graph = trace_function(flat, fn)
         check_operators(graph)
     chosen = parse_target(target)
-    graph, passes = optimised_function(graph, chosen)
+    traced = graph
+    graph, passes = optimised_function(traced, chosen)
     interface = describe_function(graph)
     expected = {"": ExpectedAtSizes(Expected(golden_runs_of_function(flat, graph)))}
     with ExitStack() as stack:
@@ -138,7 +140,8 @@ def _compiled(
         with scratch_directory() as scratch:
             module = portable_function(graph, interface, scratch)
             compiled = compile_once(default_store() if cache else None, module, chosen, scratch)
-            origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result))
+            record = step_record({"": traced}, {"": graph}, {"": interface}, (), [chosen.backend])
+            origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result), record=record)
             initial = write_state(module, scratch)
             artifact = package(module, [compiled], origin, expected, initial, directory / "artifact")
         result = CompiledFunction(artifact.load())

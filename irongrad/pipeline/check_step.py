@@ -15,6 +15,7 @@ from torch.fx import Node
 from irongrad.diagnostics.refusals import Refusal, gathered, refusal_of, refuse
 from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.diagnostics.stage_errors import reported
+from irongrad.graph.sources import phase_of
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import family_of
 from irongrad.operators.legalize.core_operators import CORE
@@ -35,8 +36,6 @@ from irongrad.targets import Target
 CORE_OPERATOR = "core operator"
 PYTORCH = "PyTorch's decomposition"
 REFUSED = "refused"
-
-_PHASES = {"update": "update", "eval": "evaluation", "predict": "evaluation"}
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def lowerings(graph: StepGraph) -> list[Lowering]:
             if not (history := history_of(node)):
                 continue
             origin = history[-1]
-            phase = _PHASES.get(name) or ("backward" if node.meta.get("autograd_backward") else "forward")
+            phase = phase_of(name, node)
             nodes = calls.setdefault((phase, _display_name(origin.target)), {})
             nodes.setdefault((origin.graph_id, origin.name), []).append(node)
     return [_lowering(phase, operator, list(found.values())) for (phase, operator), found in calls.items()]

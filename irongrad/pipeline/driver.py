@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from irongrad.analysis.records import Analysis
 from irongrad.graph.step_graph import StepGraph, with_frozen_state
 from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import Pass, run_passes
@@ -46,6 +47,7 @@ from irongrad.pipeline.options import Options, check_choices, make_options
 from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.background_runs import AllExpected, Runs, first_runs
 from irongrad.pipeline.package import Artifact, Origin, package, write_state
+from irongrad.pipeline.step_record import step_record
 from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.memory import clear_early, keep_freed_memory
@@ -161,7 +163,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         choices = tuple(choice for record in run.records for choice in record.choices)
         layouts = layouts_of(step.model) if isinstance(step, TrainStep) else {}
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory, layouts=layouts)
-        origin = replace(origin, base=options.base)
+        origin = replace(origin, base=options.base, record=compiled.record)
         expected = renamed_values(compiled.expected, together)
         verified = compiled.module, compiled.targets, origin, expected, compiled.initial, options.output
         artifact: Artifact = run.stage("package", package, *verified)
@@ -191,6 +193,7 @@ class _Compiled:
         targets: the compiled module of each target.
         expected: the expected values of each step.
         initial: the file of the initial state.
+        record: what the steps do, without their targets.
     """
 
     passes: tuple[Pass, ...]
@@ -198,6 +201,7 @@ class _Compiled:
     targets: Sequence[CompiledModule]
     expected: AllExpected
     initial: Path
+    record: Analysis
 
 
 def _compiled(
@@ -236,7 +240,8 @@ def _compiled(
                         # As much as the verification needs, on a core that iree-compile leaves idle.
                         clear_early(initial.stat().st_size + max(run.memory.predicted.values(), default=0))
                 try:
-                    return _Compiled(passes, module, stage("compile", compiling.result), expected, initial)
+                    record = step_record(wholes, graphs, interfaces, run.records, options.backends)
+                    return _Compiled(passes, module, stage("compile", compiling.result), expected, initial, record)
                 except OverBudgetError as over:
                     reached.append(over.allocated)
             passes = tightened(passes, budget, reached)

@@ -35,12 +35,17 @@ def memory_of(
         budget: the budget of entry points that run the backward; None for no limit.
     """
     known = _known(graph)
-    found = handovers(graph)
-    usages = {name: _usage(f, found, packed=packs(backends)) for name, f in known.items()}
+    usages = usages_of(graph, backends)
     predicted = {e: _peak_of_chain(chain, usages) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
     return MemorySpec(budget.asked if budget else "", predicted, values, limits_of(graph, interface, budget))
+
+
+def usages_of(graph: StepGraph, backends: Collection[str]) -> dict[str, Usage]:
+    """The memory of each function of static sizes; if the backends take different memory, of a CPU."""
+    found = handovers(graph)
+    return {name: _usage(f, found, packed=packs(backends)) for name, f in _known(graph).items()}
 
 
 def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> Usage:

@@ -11,6 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from irongrad.analysis.file import encoded
+from irongrad.analysis.records import FORMAT_VERSION as RECORD_VERSION
+from irongrad.analysis.records import Analysis
 from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
@@ -29,6 +32,7 @@ from irongrad.runtime.errors import InternalError, VerificationError
 from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
 from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import (
+    ANALYSIS,
     CHECKPOINT_HEADER,
     FORMAT_VERSION,
     INITIAL_STATE,
@@ -90,6 +94,7 @@ class Origin:
         versions: the versions of further packages that made the module, such as JAX.
         layouts: the forms in which the model can be taken out.
         base: the file of the frozen parameters and buffers; None to keep them in the artifact.
+        record: what the step does, without its targets.
     """
 
     asked: Sequence[str]
@@ -101,6 +106,7 @@ class Origin:
     versions: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, LayoutSpec] = field(default_factory=dict)
     base: Path | None = None
+    record: Analysis = field(default_factory=lambda: Analysis(RECORD_VERSION))
 
 
 def package(
@@ -129,6 +135,7 @@ def package(
         for binary in compiled:
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
+        write_record(origin.record, compiled, staging)
         shutil.move(initial, staging / INITIAL_STATE)
         manifest = _with_header(_manifest(module, compiled, origin, staging), staging)
         manifest = replace(manifest, base_file=None if base is None else base_spec(module.graph, base, output))
@@ -258,6 +265,12 @@ def write_state(module: AssembledModule, scratch: Path) -> Path:
     return path
 
 
+def write_record(record: Analysis, compiled: Sequence[CompiledModule], directory: Path) -> None:
+    """Write the record of the compilation, with the kernels of `compiled` added to it or in place of earlier ones."""
+    targets = {**record.targets, **{c.target.name: c.record for c in compiled}}
+    (directory / ANALYSIS).write_bytes(encoded(replace(record, targets=targets)))
+
+
 def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
     """The manifest's entry for a compiled module, not yet verified; `asked` is the target as the user wrote it."""
     return TargetSpec(
@@ -276,7 +289,7 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
 
 def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
     targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
-    names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE]
+    names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, ANALYSIS]
     versions = {"irongrad": VERSION, "python": platform.python_version()}
     whole = module.interfaces[0]
     return Manifest(

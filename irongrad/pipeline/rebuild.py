@@ -13,13 +13,14 @@ from pathlib import Path
 
 from iree.compiler import ir
 
+from irongrad.analysis.file import read_analysis
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
-from irongrad.pipeline.package import Artifact, target_spec
+from irongrad.pipeline.package import Artifact, target_spec, write_record
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest
+from irongrad.runtime.manifest import ANALYSIS, INITIAL_STATE, PORTABLE_MODULE, SIGNATURE, EntryPoint, Manifest
 from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.scratch import scratch_directory
@@ -61,6 +62,7 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
     """
     manifest = read_manifest(directory)
     check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, *manifest.golden_files.values()))
+    record = read_analysis(directory, manifest)
     asked = tuple(targets) or tuple(t.asked for t in manifest.targets)
     if not all(asked):
         raise UserError(f"{directory} does not say what it was compiled for; give --target")
@@ -70,6 +72,7 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
         compiled = compile_all(None, module, chosen, scratch)
     with staged(directory) as staging:
         shutil.copytree(directory, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SIGNATURE))
+        write_record(record, compiled, staging)
         changed = _with_targets(manifest, compiled, asked, staging)
         write_manifest(changed, staging)
         rebuilt = [t for t in changed.targets if t.name in {c.target.name for c in compiled}]
@@ -102,6 +105,7 @@ def _with_targets(
         targets[spec.name] = spec
         (staging / spec.file).write_bytes(binary.vmfb)
         files[spec.file] = file_spec(staging / spec.file)
+    files[ANALYSIS] = file_spec(staging / ANALYSIS)
     return replace(manifest, targets=tuple(targets.values()), files=files)
 
 

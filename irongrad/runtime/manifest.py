@@ -22,6 +22,9 @@ CHECKPOINT_HEADER = "checkpoint.header"
 SIGNATURE = "manifest.sig"
 PORTABLE_MODULE = "step.mlirbc"
 
+# What the compiler recorded of the step: operators, kernels, passes and memory (`irongrad.analysis`).
+ANALYSIS = "analysis.json.gz"
+
 # The parameter scope in which a .vmfb looks up its state: iree-run-module --parameters=state=FILE
 SCOPE = "state"
 # That of the tensors in a base file.

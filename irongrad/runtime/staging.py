@@ -13,7 +13,15 @@ from irongrad.runtime.abandoned import remove_abandoned, unique
 from irongrad.runtime.atomic_files import link_or_copy
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.exchange import exchange
-from irongrad.runtime.manifest import CHECKPOINT_HEADER, GOLDEN, INITIAL_STATE, MANIFEST, PORTABLE_MODULE, SIGNATURE
+from irongrad.runtime.manifest import (
+    ANALYSIS,
+    CHECKPOINT_HEADER,
+    GOLDEN,
+    INITIAL_STATE,
+    MANIFEST,
+    PORTABLE_MODULE,
+    SIGNATURE,
+)
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.scratch import held_directory
 
@@ -90,7 +98,7 @@ def _carry_over(output: Path, staging: Path) -> None:
     if not output.is_dir():
         return
     try:
-        of_artifact = {MANIFEST, SIGNATURE, *read_manifest(output).files}
+        of_artifact = {ANALYSIS, MANIFEST, SIGNATURE, *read_manifest(output).files}
     except ArtifactError:  # damaged, or of another format: its files have the names of a new one's
         of_artifact = {MANIFEST, SIGNATURE, INITIAL_STATE, GOLDEN, PORTABLE_MODULE, CHECKPOINT_HEADER}
         of_artifact |= {p.name for p in output.glob("step.*.vmfb")}

@@ -109,9 +109,17 @@ def _exported_joint(
             symbolic = bool(captured.step.dynamic) or has_while_loop(graph) or calls_functions(graph)
             values = symbolic_inputs(captured.train) if symbolic else tuple(v.detach() for v in inputs.values())
             joint: torch.fx.GraphModule = aot_export_joint_with_descriptors(stack, exported, values).graph_module
+            _inherit_modules(joint)
             return joint
     except Exception as error:
         raise capture_errors.capture_error(error, captured.step.model, failed()) from error
+
+
+def _inherit_modules(joint: torch.fx.GraphModule) -> None:
+    """Give nodes of the backward the module of the node that they differentiate, for reports and messages."""
+    for node in joint.graph.nodes:
+        if stack := node.meta.get("fwd_nn_module_stack"):
+            node.meta.setdefault("nn_module_stack", stack)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from iree.compiler import ir
 
+from irongrad.analysis.records import TargetRecord
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.walk import LOOPS, PACKING, bytecode_of, found_in, functions_of, inside, parsed
 from irongrad.passes.module.join_executables import linking_flags
@@ -31,6 +32,7 @@ from irongrad.pipeline.iree.portable_module import PortableModule
 from irongrad.pipeline.iree.remedies import RefusedError
 from irongrad.pipeline.iree.report.kernel_bytes import traffic_of
 from irongrad.pipeline.iree.report.kernel_operations import Work, work_of
+from irongrad.pipeline.iree.report.kernel_table import target_record
 from irongrad.pipeline.iree.report.peak_transients import transients_of
 from irongrad.pipeline.iree.report.statistics import STATISTICS, Statistics, read_statistics
 from irongrad.pipeline.iree.tools import WITHOUT_THREADS, compile_file, transform_file
@@ -96,6 +98,7 @@ class CompiledModule:
         architecture: the CPU architecture; empty for a target that is not a CPU.
         features: the CPU features that the code was allowed to use.
         statistics: the compiler's statistics of the program.
+        record: its kernels and launches.
     """
 
     target: Target
@@ -104,6 +107,7 @@ class CompiledModule:
     architecture: str
     features: tuple[str, ...]
     statistics: Statistics
+    record: TargetRecord
 
     @property
     def device(self) -> str:
@@ -262,7 +266,8 @@ def compile_module(
             flags = error.remedied(flags)
     output = compilation.output
     statistics = read_statistics(output.with_name(STATISTICS), transients, kernels.traffic, kernels.work)
-    return CompiledModule(target, flags, output.read_bytes(), architecture, features, statistics)
+    vmfb = output.read_bytes()
+    return CompiledModule(target, flags, vmfb, architecture, features, statistics, kernels.record)
 
 
 def _has_loops(module: bytes) -> bool:
@@ -278,17 +283,20 @@ class _Kernels:
         work: the operations of the kernels, as in `Statistics`.
         branches: the result of `has_branches`.
         packs_booleans: the result of `packs_booleans`.
+        record: the kernels and launches.
     """
 
     traffic: dict[str, int]
     work: Work
     branches: bool
     packs_booleans: bool
+    record: TargetRecord
 
 
 def _kernels_of(flow: bytes) -> _Kernels:
     with parsed(flow) as module:
-        return _Kernels(traffic_of(module), work_of(module), has_branches(module), packs_booleans(module))
+        moved, work = traffic_of(module), work_of(module)
+        return _Kernels(moved, work, has_branches(module), packs_booleans(module), target_record(module))
 
 
 def packs_booleans(flow: ir.Module) -> bool:

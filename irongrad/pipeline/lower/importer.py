@@ -51,7 +51,8 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     for name, function in graph.functions.items():
         try:
             whole = joined_and_split(function.graph) if function.of_any_size else function.graph
-            imported = importer.import_stateless_graph(whole.graph, func_name=f"graph.{graph.prefix}{name}")
+            own = graph.prefix + name
+            imported = importer.import_function(whole.graph, own, f"graph.{own}")
             # Equal symbols mean equal sizes, and no symbolic size broadcasts, so the compiled code need not check that.
             imported.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:

@@ -3,15 +3,20 @@
 A compiled file keeps the locations of its sources. With absolute paths, the same step would compile to different bytes
 in another directory, and reveal where its author works. So a location names a file as Python imports it:
 `torch/nn/modules/linear.py`, `net.py`.
+
+Around it lies the name of the operator's `Source`, so that reports find what a kernel computes.
 """
 
 from __future__ import annotations
 
-from torch.fx import Node
+from typing import Any
+
+from torch.fx import Graph, Node
 from torch_mlir.extras.fx_importer import ContextCache, FxImporter
 from torch_mlir.ir import Context, Location
 
 from irongrad.diagnostics.portable_paths import FRAME, portable
+from irongrad.graph.sources import source_of
 
 
 class PortableImporter(FxImporter):
@@ -19,16 +24,26 @@ class PortableImporter(FxImporter):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
-        self._cc = _Cache(self._c, py_attr_tracker=self._py_attr_tracker)
+        self._cc = self._locating = _Cache(self._c, py_attr_tracker=self._py_attr_tracker)
+
+    def import_function(self, graph: Graph, function: str, symbol: str) -> Any:
+        """Import `graph`, the function `function` of a step graph, as the function `symbol` of the module."""
+        self._locating.function = function
+        return self.import_stateless_graph(graph, func_name=symbol)
 
 
 class _Cache(ContextCache):
     def __init__(self, context: Context, **options: object) -> None:
         super().__init__(context, **options)
+        self.function = ""
         self._locations: dict[str, Location | None] = {}  # by stack trace, which all nodes of one source line share
 
-    def get_node_location(self, node: Node) -> Location | None:
-        """The location of the user's line, as a call site in the lines of its callers."""
+    def get_node_location(self, node: Node) -> Location:
+        """The location of the user's line, as a call site in the lines of its callers, under the node's source."""
+        name = source_of(self.function, node).spelled()
+        return Location.name(name, childLoc=self._line_of(node), context=self._c)
+
+    def _line_of(self, node: Node) -> Location | None:
         trace = node.stack_trace or ""
         if trace not in self._locations:
             self._locations[trace] = self._location_of(trace)

@@ -17,18 +17,19 @@ def traffic_of(flow: ir.Module) -> dict[str, int]:
     an operand twice, and a small operand may stay in a cache. So the count is what a step requests of memory, and not
     the traffic that memory sees.
     """
-    counted = {name_of(f): sum(map(_bytes_moved, inside(f))) for f in functions_of(flow)}
+    counted = {name_of(f): sum(sum(bytes_moved(op)) for op in inside(f)) for f in functions_of(flow)}
     return {name: moved for name, moved in counted.items() if moved}
 
 
-def _bytes_moved(operation: Any) -> int:
+def bytes_moved(operation: Any) -> tuple[int, int]:
+    """The bytes that an operation of the flow phase reads and writes; none if it is no kernel and no copy."""
     if operation.name == "flow.tensor.update":
-        return 2 * _bytes_of(operation.operands[-1].type)
+        return (_bytes_of(operation.operands[-1].type),) * 2
     if operation.name == "flow.tensor.slice":
-        return 2 * _bytes_of(operation.results[0].type)
+        return (_bytes_of(operation.results[0].type),) * 2
     if operation.name not in KERNELS:
-        return 0
-    return sum(_bytes_of(value.type) for value in (*operation.operands, *operation.results))
+        return 0, 0
+    return sum(_bytes_of(v.type) for v in operation.operands), sum(_bytes_of(v.type) for v in operation.results)
 
 
 def _bytes_of(kind: Any) -> int:

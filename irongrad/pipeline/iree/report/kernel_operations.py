@@ -12,7 +12,7 @@ from iree.compiler.dialects import linalg
 from irongrad.mlir.walk import BOUNDS, KERNELS, OPERATIONS, around, constant_of, found_in, inside, name_of
 
 # Executables that IREE generates, and those with code of our own.
-_EXECUTABLES = frozenset({"flow.executable", "stream.executable"})
+EXECUTABLES = frozenset({"flow.executable", "stream.executable"})
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ def work_of(flow: ir.Module) -> Work:
     The body of a linalg operation counts per iteration of its loops. So a product of n x k and k x m elements has
     2 n k m operations. Operations outside linalg, such as a scatter or a sort, are not counted.
     """
-    executables = [op.operation for op in flow.body.operations if op.operation.name in _EXECUTABLES]
-    kernels = {name_of(op): _operations_inside(op) for op in executables}
+    executables = [op.operation for op in flow.body.operations if op.operation.name in EXECUTABLES]
+    kernels = {name_of(op): operations_inside(op) for op in executables}
     launches = found_in(flow, *KERNELS)
-    often = [math.prod(_trips(loop) for loop in around(launch.block)) for launch in launches]
-    counts = [kernels[_executable_name(op)] if op.name == "flow.dispatch" else 0 for op in launches]
+    often = [math.prod(trips(loop) for loop in around(launch.block)) for launch in launches]
+    counts = [kernels[executable_name(op)] if op.name == "flow.dispatch" else 0 for op in launches]
     known = [count * times for count, times in zip(counts, often, strict=True) if count is not None]
     return Work(sum(known) if len(known) == len(counts) else None, sum(often))
 
 
-def _trips(operation: Any) -> int:
+def trips(operation: Any) -> int:
     """The trip count of a scf.for; 1 if it is unknown, and for other operations."""
     if operation.name != "scf.for":
         return 1
@@ -51,13 +51,14 @@ def _trips(operation: Any) -> int:
     return 1 if begin is None or end is None or not step else len(range(begin, end, step))
 
 
-def _executable_name(dispatch: Any) -> str:
+def executable_name(dispatch: Any) -> str:
     """The executable that a dispatch launches, the first one of several alternatives: `[@executable::@entry]`."""
     (first, *_) = ir.ArrayAttr(dispatch.attributes["entry_points"])
     return str(ir.SymbolRefAttr(first).value[0])
 
 
-def _operations_inside(executable: Any) -> int | None:
+def operations_inside(executable: Any) -> int | None:
+    """The arithmetic operations of one launch of an executable; None if a size is unknown."""
     if OPERATIONS in executable.attributes:
         return int(ir.IntegerAttr(executable.attributes[OPERATIONS]).value)
     counts = [_operations(op) for op in inside(executable) if op.name.startswith("linalg.")]

@@ -1,0 +1,155 @@
+"""`irongrad analyze`: the work and memory traffic of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from irongrad.analysis.file import read_analysis
+from irongrad.analysis.machine import Machine
+from irongrad.analysis.totals import Work
+from irongrad.cli.common import console, directory_argument, json_option, print_json
+from irongrad.reports.peaks import machine
+from irongrad.reports.summary import Summary, entries_of, summary_of
+from irongrad.runtime.byte_sizes import readable
+from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import Manifest
+from irongrad.runtime.manifest_file import read_manifest
+
+GROUPS = ("phases", "operators", "modules", "lines", "kernels", "kernel_modules")
+_SHOWN = ("phases", "modules", "operators", "kernels")
+
+
+@click.command(
+    epilog="""\b
+Example:
+  irongrad analyze build/gpt
+  irongrad analyze build/gpt --entry predict --by lines --top 0
+"""
+)
+@directory_argument
+@click.option("--entry", help="The entry point to analyze; the training step by default.")
+@click.option("--target", help="Which of the artifact's targets; the first by default.")
+@click.option("--by", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these tables. Repeatable.")
+@click.option("--top", type=click.IntRange(0), default=10, show_default=True, help="Rows of a table; 0 for all.")
+@json_option
+def command(
+    directory: Path, entry: str | None, target: str | None, groups: tuple[str, ...], top: int, as_json: bool
+) -> None:
+    """Show what a step of the artifact in DIRECTORY computes, and what it moves through memory.
+
+    Operators are counted as captured, kernels as compiled. A step of `train_steps` is that of `train_step`.
+    """
+    manifest = read_manifest(directory)
+    analysis = read_analysis(directory, manifest)
+    chosen = target or next(iter(analysis.targets))
+    known = entries_of(analysis, chosen)
+    if not known:
+        raise UserError(f"{directory} has no entry point that computes something")
+    summary = summary_of(analysis, chosen, entry or known[0])
+    peaks = machine() if _is_of_cpu(manifest, chosen) else None
+    if as_json:
+        print_json(as_dict(summary, peaks))
+        return
+    _print_totals(summary, peaks)
+    for group in groups or _SHOWN:
+        if rows := getattr(summary, group):
+            _print_group(group, rows, summary, peaks, top)
+
+
+def as_dict(summary: Summary, peaks: Machine | None) -> dict[str, Any]:
+    """The JSON that `--json` prints."""
+    fields = {name: [_row(work, peaks) for work in getattr(summary, name)] for name in GROUPS}
+    totals = {"captured": _row(summary.captured, peaks), "compiled": _row(summary.compiled, peaks)}
+    about = {"entry": summary.entry, "target": summary.target, "machine": asdict(peaks) if peaks else None}
+    return {**about, **totals, **fields}
+
+
+def _row(work: Work, peaks: Machine | None) -> dict[str, Any]:
+    least = peaks.seconds(work.flops or 0, work.nbytes) if peaks else None
+    return {**asdict(work), "intensity": work.intensity, "least_seconds": least}
+
+
+def _is_of_cpu(manifest: Manifest, target: str) -> bool:
+    return any(t.name == target and t.architecture for t in manifest.targets)
+
+
+def _print_totals(summary: Summary, peaks: Machine | None) -> None:
+    console.print(f"one step of {summary.entry} on {summary.target}", style="bold", highlight=False)
+    captured, compiled = summary.captured, summary.compiled
+    if captured.count:
+        console.print(
+            f"captured: {captured.count:,} operators, {_amount(captured.flops)}FLOP in products and convolutions, "
+            f"{readable(captured.nbytes)} read and written if each operator ran alone",
+            highlight=False,
+        )
+    console.print(
+        f"compiled: {compiled.count:,} launches of {len(summary.kernels):,} kernels, {_amount(compiled.flops)}"
+        f"operations of any kind, {readable(compiled.nbytes)} read and written, {_intensity(compiled)} operations a "
+        "byte",
+        highlight=False,
+    )
+    if peaks is not None:
+        least = sum(peaks.seconds(work.flops or 0, work.nbytes) for work in summary.kernels)
+        console.print(
+            f"least time on this machine: {1e3 * least:,.2f} ms, each kernel at {peaks.flops / 1e9:,.0f} GFLOP/s or "
+            f"with all its bytes from memory at {peaks.bandwidth / 1e9:,.1f} GB/s. What stays in a cache is faster",
+            highlight=False,
+        )
+
+
+def _print_group(name: str, rows: Sequence[Work], summary: Summary, peaks: Machine | None, top: int) -> None:
+    of_kernels = name.startswith("kernel")
+    whole = summary.compiled if of_kernels else summary.captured
+    title = {"kernel_modules": "modules, as compiled"}.get(name, name)
+    table = Table(title, "count", "operations" if of_kernels else "FLOP", "", "bytes", "", "a byte", box=None)
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.justify = "right"
+    if peaks is not None:
+        table.add_column("least, ms", justify="right")
+        table.add_column("bound by")
+    shown = rows[: top or None]
+    for work in shown:
+        cells = [
+            work.name,
+            f"{work.count:,}",
+            _amount(work.flops).strip(),
+            _share(work.flops, whole.flops),
+            readable(work.nbytes),
+            _share(work.nbytes, whole.nbytes),
+            _intensity(work),
+        ]
+        table.add_row(*cells, *(_bound(work, peaks) if peaks is not None else ()))
+    console.print()
+    console.print(table)
+    if len(shown) < len(rows):
+        console.print(f"and {len(rows) - len(shown):,} more; --top 0 shows all", style="dim", highlight=False)
+
+
+def _bound(work: Work, peaks: Machine) -> tuple[str, str]:
+    computing, moving = (work.flops or 0) / peaks.flops, work.nbytes / peaks.bandwidth
+    return f"{1e3 * max(computing, moving):,.3f}", "arithmetic" if computing > moving else "memory"
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return f"{part / whole:.0%}" if part is not None and whole else ""
+
+
+def _intensity(work: Work) -> str:
+    return "unknown" if work.intensity is None else f"{work.intensity:,.1f}"
+
+
+def _amount(count: int | None) -> str:
+    """A number with a prefix of the SI, ready for a unit."""
+    if count is None:
+        return "unknown "
+    for factor, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= factor:
+            return f"{count / factor:.2f} {prefix}"
+    return f"{count} "

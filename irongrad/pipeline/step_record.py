@@ -1,0 +1,156 @@
+"""StepGraph -> Analysis: the operators of a captured step, what the passes changed, and its memory over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+
+from irongrad.analysis.records import FORMAT_VERSION, Analysis, Buffer, Operator, PassChange, Source, Timeline
+from irongrad.graph.dtypes import numpy_name
+from irongrad.graph.sources import place_of, source_of
+from irongrad.graph.step_graph import StepGraph
+from irongrad.memory_model.kernel_roles import (
+    bodies_of,
+    bytes_of,
+    is_constant,
+    is_control,
+    is_item,
+    is_view,
+    shape_of,
+    source,
+)
+from irongrad.memory_model.liveness import Usage
+from irongrad.memory_model.loops_and_branches import iterations_of
+from irongrad.memory_model.node_costs import flops
+from irongrad.passes import PassRecord
+from irongrad.passes.recompute import is_recomputed
+from irongrad.pipeline.assemble.interface import Interface, chain_of
+from irongrad.pipeline.memory_report import usages_of
+from irongrad.sizes.symbols import has_symbols
+
+
+@dataclass
+class _Table:
+    """The sources so far, each with an index, and the texts of the user's lines."""
+
+    indices: dict[Source, int] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def index(self, function: str, node: Node) -> int:
+        place, text = place_of(node)
+        if text:
+            self.lines[place] = text
+        return self.indices.setdefault(source_of(function, node), len(self.indices))
+
+
+def step_record(
+    captured: Mapping[str, StepGraph],
+    optimised: Mapping[str, StepGraph],
+    interfaces: Mapping[str, Interface],
+    passes: Sequence[PassRecord],
+    backends: Iterable[str],
+) -> Analysis:
+    """Record a step, without its targets.
+
+    Args:
+        captured: the step graph of each step before any pass, by the step's name.
+        optimised: the same after the passes.
+        interfaces: their entry points.
+        passes: the record of each pass on each function.
+        backends: the backends that the memory is planned for.
+    """
+    table = _Table()
+    operators = [
+        operator
+        for graph in captured.values()
+        for name, function in graph.functions.items()
+        for operator in _operators(function.graph.graph, graph.prefix + name, table)
+    ]
+    backends = tuple(backends)
+    timelines = [
+        _timeline(graph.prefix + name, used, table)
+        for graph in optimised.values()
+        for name, used in usages_of(graph, backends).items()
+    ]
+    changes = tuple(PassChange(r.name, r.function, *r.nodes, counts=dict(r.stats)) for r in passes if r.changed)
+    chains = {
+        entry.symbol: _chain(entry.name, graph)
+        for name, graph in captured.items()
+        for entry in interfaces[name].entry_points
+    }
+    return Analysis(
+        FORMAT_VERSION,
+        tuple(table.indices),
+        table.lines,
+        {entry: chain for entry, chain in chains.items() if chain},
+        tuple(operators),
+        changes,
+        tuple(timelines),
+    )
+
+
+def _chain(entry: str, graph: StepGraph) -> tuple[str, ...]:
+    """The functions that an entry point runs; those of micro-batches as often as there are micro-batches."""
+    chain = chain_of(entry, graph) or ((entry,) if entry in graph.functions else ())
+    often = graph.accumulate if "accumulate" in chain else 1
+    return tuple(graph.prefix + f for f in chain for _ in range(often if f in ("joint", "accumulate") else 1))
+
+
+def _operators(graph: Graph, function: str, table: _Table, inside: str = "", times: int = 1) -> Iterator[Operator]:
+    """The operators of a graph and of its bodies; `inside` begins the names of those in a body, run `times` times."""
+    for node in graph.nodes:
+        if node.op != "call_function" or is_view(node) or is_constant(node) or is_item(node):
+            continue
+        if is_control(node):
+            for number, body in enumerate(bodies_of(node)):
+                name = f"{inside}{node.name}.{number}."
+                yield from _operators(body, function, table, name, times * iterations_of(node))
+            continue
+        operands = list(dict.fromkeys(source(n) for n in node.all_input_nodes))
+        known = not any(has_symbols(v) for n in (node, *operands) for v in _tensors(n))
+        yield Operator(
+            name=inside + node.name,
+            source=table.index(function, node),
+            dtype=_dtype(node),
+            shape=tuple(shape_of(node)) if known else (),
+            flops=flops(node) if known else 0,
+            elements=sum(math.prod(v.shape) for v in _tensors(node)) if known else 0,
+            read=sum(bytes_of(n) for n in operands) if known else 0,
+            written=bytes_of(node) if known else 0,
+            times=times,
+            inputs=tuple(inside + n.name for n in operands if n.op == "call_function"),
+        )
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    return [v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+
+
+def _dtype(node: Node) -> str:
+    return next((numpy_name(v.dtype) for v in _tensors(node)), "")
+
+
+def _timeline(function: str, used: Usage, table: _Table) -> Timeline:
+    return Timeline(
+        function,
+        tuple(tuple(n.name for n in computed) for computed in used.computed),
+        tuple(
+            Buffer(
+                item.node.name,
+                table.index(function, item.node),
+                _dtype(item.node),
+                tuple(shape_of(item.node)),
+                item.bytes,
+                item.start,
+                item.end,
+                is_recomputed(item.node),
+            )
+            for item in used.lifetimes
+        ),
+        used.peak,
+        used.total,
+    )

@@ -1,0 +1,46 @@
+"""The measured peaks of this machine, kept in the cache."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from irongrad.analysis.machine import Machine, measured_machine, threads
+from irongrad.cache import default_store
+from irongrad.cache.machine import host, sha256
+
+_KIND, _FILE = "machine", "machine.json"
+
+
+def machine(*, again: bool = False) -> Machine:
+    """The peaks of this machine: those in the cache, or measured now, which takes about three seconds.
+
+    Args:
+        again: measure, even if the cache has them.
+    """
+    found = None if again else known_machine()
+    if found is not None:
+        return found
+    measured, store = measured_machine(), default_store()
+    if store is not None:
+        store.put(_KIND, _key(), {_FILE: msgspec.json.encode(measured)})
+    return measured
+
+
+def known_machine() -> Machine | None:
+    """The peaks of this machine in the cache; None if it was not measured."""
+    store = default_store()
+    if store is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        if store.get(_KIND, _key(), Path(folder)):
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode((Path(folder) / _FILE).read_bytes(), type=Machine)
+    return None
+
+
+def _key() -> str:
+    return sha256(host(), threads())

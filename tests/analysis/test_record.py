@@ -1,0 +1,210 @@
+"""The record of a compilation: its counts agree with PyTorch's own, and with the compiled kernels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import irongrad as ig
+from irongrad.analysis.file import encoded, read_analysis
+from irongrad.analysis.records import Analysis, Source
+from irongrad.analysis.totals import executed, operator_work, operators_of, total, with_parents
+from irongrad.cli import analyze
+from irongrad.cli.common import console
+from irongrad.pipeline.rebuild import rebuild
+from irongrad.reports.summary import summary_of
+from irongrad.runtime.errors import ArtifactError, IronGradError
+from irongrad.runtime.manifest import ANALYSIS
+from irongrad.runtime.manifest_file import file_spec, read_manifest, write_manifest
+
+HOSTILE = "<b>|ü[red]&'"
+
+
+class Net(nn.Module):
+    """A convolution, a product, and a layer whose name is hostile to every format it is written in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.rest = nn.ModuleDict({HOSTILE: nn.Linear(8, 16)})
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).mean((2, 3))
+        return self.head(torch.relu(self.rest[HOSTILE](x)))
+
+
+def make_step(accumulate: int = 1) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = Net()
+    inputs = {"x": torch.randn(4, 3, 8, 8), "y": torch.randint(0, 5, (4,))}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ig.TrainStep(model, nn.functional.cross_entropy, optimizer, inputs, accumulate=accumulate)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ig.compile(make_step(), tmp_path_factory.mktemp("record") / "net").directory
+
+
+@pytest.fixture(scope="module")
+def analysis(artifact: Path) -> Analysis:
+    return read_analysis(artifact, read_manifest(artifact))
+
+
+def eager_flops(step: ig.TrainStep) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step.loss(step.model(step.inputs["x"]), step.inputs["y"]).backward()
+    return counter.get_total_flops()
+
+
+def test_the_flops_of_a_step_are_those_that_pytorch_counts(analysis: Analysis) -> None:
+    step = total(operator_work(analysis, "train_step", lambda source: source.phase), "step")
+    assert step.flops == eager_flops(make_step())
+
+
+def test_each_micro_batch_counts(tmp_path: Path) -> None:
+    step = make_step(accumulate=2)
+    found = ig.compile(step, tmp_path / "net", entry_points=["train_step"])
+    record = read_analysis(found.directory, found.manifest)
+    work = total(operator_work(record, "train_step", lambda source: source.phase), "step")
+    assert work.flops == eager_flops(step)
+    assert {s.function: times for _, s, times in operators_of(record, "train_step")} == {
+        "joint": 2,
+        "accumulate": 2,
+        "update": 1,
+    }
+
+
+def test_the_kernels_do_what_the_operators_ask_for(analysis: Analysis) -> None:
+    """Kernels also count elementwise code."""
+    found = summary_of(analysis, "llvm-cpu", "train_step")
+    assert found.captured.flops is not None
+    assert found.compiled.flops is not None
+    assert found.captured.flops <= found.compiled.flops < 2 * found.captured.flops
+
+
+def test_backward_operators_belong_to_the_module_that_they_differentiate(analysis: Analysis) -> None:
+    phases = {(s.module, s.phase) for _, s, _ in operators_of(analysis, "train_step")}
+    for module in ("stem.0", f"rest.{HOSTILE}", "head"):
+        assert {(module, "forward"), (module, "backward")} <= phases
+
+
+def test_kernels_name_their_module_whatever_its_name(analysis: Analysis) -> None:
+    target = analysis.targets["llvm-cpu"]
+    named = {target.sources[n].module for k in target.kernels for n in k.sources}
+    launched = {target.sources[e.launch.source].module for e in executed(target, "train_step") if e.launch.source}
+    assert f"rest.{HOSTILE}" in named & launched
+
+
+def test_every_source_and_line_is_known(analysis: Analysis) -> None:
+    lines = {s.line for _, s, _ in operators_of(analysis, "train_step") if s.phase in ("forward", "backward")}
+    text = Path(__file__).read_text().splitlines()
+    assert lines
+    for place in lines - {""}:
+        file, number = place.split(":")
+        assert file == Path(__file__).name
+        assert analysis.lines[place] == text[int(number) - 1].strip()
+
+
+def test_the_schedule_accounts_for_the_planned_memory(analysis: Analysis, artifact: Path) -> None:
+    (joint,) = (t for t in analysis.timelines if t.function == "joint")
+    live = [sum(b.bytes for b in joint.buffers if b.start <= m <= b.end) for m in range(len(joint.kernels))]
+    assert max(live) == joint.peak <= joint.allocated
+    assert read_manifest(artifact).memory.predicted["grad_step"] >= joint.peak  # type: ignore[union-attr]
+
+
+def test_a_parent_has_the_work_of_its_children(analysis: Analysis) -> None:
+    works = {w.name: w for w in with_parents(operator_work(analysis, "train_step", lambda s: s.module or "none"))}
+    assert works["stem"].flops == works["stem.0"].flops
+    assert works["stem"].count == works["stem.0"].count + works["stem.1"].count
+
+
+def test_equal_steps_have_equal_records(artifact: Path, tmp_path: Path) -> None:
+    again = ig.compile(make_step(), tmp_path / "again", cache=False).directory
+    assert (again / ANALYSIS).read_bytes() == (artifact / ANALYSIS).read_bytes()
+
+
+def test_a_rebuild_keeps_the_record(artifact: Path, tmp_path: Path, analysis: Analysis) -> None:
+    copy = shutil.copytree(artifact, tmp_path / "copy")
+    built = rebuild(copy)
+    assert read_analysis(copy, built.manifest) == analysis
+
+
+def test_a_compiled_function_is_recorded(tmp_path: Path) -> None:
+    function = ig.compile_function(lambda x, w: torch.tanh(x @ w), (torch.randn(4, 8), torch.randn(8, 2)))
+    function.save(tmp_path / "f")
+    record = read_analysis(tmp_path / "f", read_manifest(tmp_path / "f"))
+    assert total(operator_work(record, "call", lambda s: s.operator), "call").flops == 2 * 4 * 8 * 2
+
+
+def test_a_source_survives_its_spelling() -> None:
+    source = Source("joint@T64", "backward", "aten.mm.default", f"a.{HOSTILE}|b", "net.py:3")
+    assert Source.of(source.spelled()) == source
+    assert Source.of("torch/nn/linear.py") is None
+
+
+def damaged(artifact: Path, folder: Path, data: bytes | None, *, listed: bool) -> Path:
+    """A copy of the artifact with another record; `listed` if the manifest has its hash."""
+    shutil.copytree(artifact, folder)
+    (folder / ANALYSIS).unlink()
+    if data is not None:
+        (folder / ANALYSIS).write_bytes(data)
+        if listed:
+            manifest = read_manifest(folder)
+            files = {**manifest.files, ANALYSIS: file_spec(folder / ANALYSIS)}
+            write_manifest(replace(manifest, files=files), folder)
+    return folder
+
+
+def test_a_missing_damaged_or_newer_record_is_one_clear_error(
+    artifact: Path, tmp_path: Path, analysis: Analysis
+) -> None:
+    newer = gzip.compress(json.dumps({"format_version": 99}).encode())
+    cases = {
+        "missing": (None, True, "has no analysis.json.gz"),
+        "text": (b"hello", True, "is damaged"),
+        "empty": (gzip.compress(b"[]"), True, "is damaged"),
+        "newer": (newer, True, "has version 99"),
+        "changed": (encoded(analysis)[:-9], False, "is damaged"),
+    }
+    for name, (data, listed, message) in cases.items():
+        folder = damaged(artifact, tmp_path / name, data, listed=listed)
+        with pytest.raises(ArtifactError, match=message):
+            read_analysis(folder, read_manifest(folder))
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(analyze.command, [*map(str, arguments)], catch_exceptions=False, standalone_mode=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_the_verb_prints_what_json_says(artifact: Path, analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = json.loads(run(artifact, "--json"))
+    summary = summary_of(analysis, "llvm-cpu", "train_step")
+    assert found["captured"]["flops"] == summary.captured.flops
+    assert found["machine"]["flops"] > 0
+    assert HOSTILE in "".join(row["name"] for row in found["modules"])
+    monkeypatch.setattr(console, "width", 200)
+    text = run(artifact, "--by", "modules", "--top", "0")
+    assert f"rest.{HOSTILE}" in text
+    assert "least time on this machine" in text
+
+
+def test_an_unknown_entry_or_target_is_refused(artifact: Path) -> None:
+    for arguments, message in (
+        (("--entry", "nothing"), "launches no kernels; those that do are train_step"),
+        (("--target", "vulkan"), "nothing is recorded for the target 'vulkan'; there are llvm-cpu"),
+    ):
+        with pytest.raises(IronGradError, match=message):
+            run(artifact, *arguments)
