@@ -53,7 +53,7 @@ def command(context: click.Context, source: str, target: str, precision: str | N
 
 
 def _as_json(report: Report, target: str) -> dict[str, Any]:
-    error = report.error and {"class": type(report.error).__name__, "message": str(report.error)}
+    error = report.error and report.error.described()
     verdict = {"target": target, "compiles": error is None, "operators": _counts(report.lowerings)}
     return {**verdict, **asdict(replace(report, error=None)), "error": error}
 
@@ -79,7 +79,7 @@ def _print(report: Report, target: str) -> None:
         console.print(f"all of them can be compiled for {target}", style="green", highlight=False)
         return
     console.print("it cannot be compiled; 'irongrad compile' says:", style="red", highlight=False)
-    console.print(f"  {report.error}", highlight=False, soft_wrap=True)
+    console.print(f"  {report.error}\n  see {report.error.section}", highlight=False, soft_wrap=True)
     if more := [r for r in report.refusals if not _is_said(r, str(report.error))]:
         console.print("these cannot be compiled either:", style="red", highlight=False)
         for refusal in more:

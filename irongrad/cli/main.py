@@ -100,10 +100,11 @@ def main() -> None:
             sys.exit(UserError.exit_code)
 
 
-def _as_user_error(error: Exception) -> Exception | None:
+def _as_user_error(error: Exception) -> UserError | None:
     """The error in words, if the user can do something about it; None for a bug."""
     if isinstance(error, ModuleNotFoundError):
-        return compiler_missing("this command", error)
+        missing = compiler_missing("this command", error)
+        return UserError(str(missing)) if missing else None
     if isinstance(error, OSError) and error.strerror:  # a full disk, a directory that cannot be written
         about = f": {error.filename}" if error.filename is not None else ""
         return UserError(f"{error.strerror}{about}")
@@ -147,11 +148,12 @@ def _plain_warnings() -> Iterator[None]:
         warnings.showwarning = usual
 
 
-def _report(error: Exception) -> None:
+def _report(error: IronGradError) -> None:
     if "--json" in sys.argv:
-        print(json.dumps({"error": {"class": type(error).__name__, "message": str(error)}}))
+        print(json.dumps({"error": error.described()}))
     else:
         from rich.console import Console
         from rich.markup import escape
 
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        said = f"[bold red]error:[/] {escape(str(error))}\n[dim]see {error.section}[/]"
+        Console(stderr=True, soft_wrap=True).print(said, highlight=False)

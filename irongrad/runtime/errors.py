@@ -1,7 +1,7 @@
 """Every error that IronGrad raises on purpose; does not import torch, so that the runtime can raise them too.
 
 A message says what is wrong, where it is (the user's file and line, or the entry point and input), and what to do next.
-The command line exits with the class's `exit_code`.
+The command line exits with the class's `exit_code`, and names the class's section of docs/errors.md.
 """
 
 from __future__ import annotations
@@ -10,11 +10,27 @@ from __future__ import annotations
 class IronGradError(Exception):
     """The base class of all errors of IronGrad.
 
+    A note of each error names its section of the documentation, so a traceback shows it.
+
     Attributes:
         exit_code: the exit status of the command line.
     """
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"see {self.section}")
+
+    @property
+    def section(self) -> str:
+        """The section of the documentation about the class, or about the nearest class of this file that it extends."""
+        public = next(c for c in type(self).__mro__ if c.__module__ == __name__)
+        return f"docs/errors.md#{public.__name__.lower()}"
+
+    def described(self) -> dict[str, str]:
+        """The error as the command line prints it with `--json`."""
+        return {"class": type(self).__name__, "message": str(self), "section": self.section}
 
 
 class UserError(IronGradError):

@@ -32,10 +32,10 @@ def irongrad(*arguments: object, code: int = 2) -> subprocess.CompletedProcess[s
 
 def refusal(*arguments: object) -> str:
     """Run a command that is refused; return its message, which must be one line, and the same as JSON."""
-    message = json.loads(irongrad(*arguments, "--json").stdout, **STRICT)["error"]["message"]
+    error = json.loads(irongrad(*arguments, "--json").stdout, **STRICT)["error"]
     printed = irongrad(*arguments).stderr
-    assert printed == f"error: {message}\n"
-    return message
+    assert printed == f"error: {error['message']}\nsee {error['section']}\n"
+    return error["message"]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

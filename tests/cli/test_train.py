@@ -232,4 +232,4 @@ def test_a_file_that_is_larger_than_memory_is_mapped(
 def test_a_log_that_cannot_be_written_is_one_line(mlp_artifact: Path, data: Path) -> None:
     process = start(mlp_artifact, data, "--log", "/dev/full")
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (2, "error: No space left on device\n")
+    assert (process.returncode, errors) == (2, "error: No space left on device\nsee docs/errors.md#usererror\n")

@@ -171,8 +171,9 @@ def test_an_error_below_the_users_line_is_internal_and_names_the_line() -> None:
 
 
 def test_our_own_errors_pass() -> None:
-    with pytest.raises(UserError, match="^as it is$"), reported(lambda: "a test"):
+    with pytest.raises(UserError) as caught, reported(lambda: "a test"):
         raise UserError("as it is")
+    assert str(caught.value) == "as it is"
 
 
 def test_a_refusal_without_a_line_names_the_line_that_makes_the_step(tmp_path: Path) -> None:
