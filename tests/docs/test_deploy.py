@@ -1,108 +1,18 @@
-"""Every command of docs/deploy.md runs, in order, in one empty directory, and prints the output in the guide.
-
-A fenced block is `python` (written to the file that its first line names), `sh` (run), or `text` (the output of the
-commands before it, with `…` for anything). `sh fails` must fail. `sh cuda` needs an NVIDIA GPU; without one, it must
-fail with the message that there is none.
-"""
+"""Every command of docs/deploy.md runs, in order, in one empty directory, and prints the output in the guide."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from irongrad.runtime.devices import devices_of
+from tests.docs.pages import Block, Reader, blocks_of, check_that_all_code_is_run, matches, run
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 BOARD = Path(sys.prefix) / "aarch64"  # where scripts/test installs IREE's runtime for aarch64
-
-NO_GPU = ("no CUDA device was found", "libcuda.so")  # the messages of IronGrad and of iree-run-module
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of the guide: its kind, its line in the guide, and its text."""
-
-    kind: str
-    line: int
-    text: str
-
-
-def blocks_of(markdown: str) -> list[Block]:
-    found = re.finditer(r"^```(\S[^\n]*)\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
-    return [Block(m.group(1), markdown[: m.start()].count("\n") + 1, m.group(2)) for m in found]
-
-
-def matches(pattern: str, text: str) -> bool:
-    anything = ".*".join(map(re.escape, pattern.strip().split("…")))
-    return re.search(rf"^{anything}$", text, re.MULTILINE | re.DOTALL) is not None
-
-
-class Reader:
-    """Runs the blocks of the guide. After `irongrad compile`, PyTorch can no longer be imported."""
-
-    def __init__(self, place: Path, scratch: Path, wheels: Path) -> None:
-        self.place = place
-        self.printed = ""
-        self._exports = scratch / "exports.sh"
-        self._hidden = scratch / "hidden"
-        self._hidden.mkdir()
-        for module in ("torch", "torch_mlir"):
-            (self._hidden / f"{module}.py").write_text("raise ImportError('this machine has no PyTorch')\n")
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {
-            **os.environ,
-            "PATH": path,
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(wheels),
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }
-        self._exports.write_text(f"cd {shlex.quote(str(place))}\n")
-
-    def do(self, block: Block) -> None:
-        match block.kind.split():
-            case ["python"]:
-                name = block.text.partition("\n")[0].removeprefix("# ")
-                (self.place / name).write_text(block.text)
-            case ["sh"]:
-                code = self._run(block.text)
-                if code != 0 and "DATA_LOSS" in self.printed:  # Mesa lost the device: see tests/targets/test_vulkan.py
-                    code = self._run(block.text)
-                assert code == 0, self.printed
-            case ["sh", "fails"]:
-                assert self._run(block.text) != 0, self.printed
-            case ["sh", "cuda"]:
-                code = self._run(block.text)
-                if devices_of("cuda"):
-                    assert code == 0, self.printed
-                else:
-                    assert code != 0
-                    assert any(message in self.printed for message in NO_GPU), self.printed
-            case ["text"]:
-                assert matches(block.text, self.printed), self.printed
-            case _:
-                raise AssertionError(f"a block of unknown kind {block.kind!r}")
-
-    def _run(self, text: str) -> int:
-        """Run shell commands in the directory and with the exported variables that the commands before left."""
-        kept = shlex.quote(str(self._exports))
-        script = f"set -eu\n. {kept}\n{text}\nexport -p >{kept}\nprintf 'cd %q\\n' \"$PWD\" >>{kept}\n"
-        result = subprocess.run(
-            ["bash", "-c", script], env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        self.printed = result.stdout.decode()
-        if "irongrad compile" in text:
-            before = self._environment.get("PYTHONPATH", "")
-            with self._exports.open("a") as exports:
-                exports.write(f"export PYTHONPATH={shlex.quote(f'{self._hidden}{os.pathsep}{before}')}\n")
-        return result.returncode
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +37,14 @@ def reader(tmp_path: Path, wheels: Path) -> Reader:
     return Reader(place, scratch, wheels)
 
 
-def test_every_command_of_the_guide_runs(reader):
-    blocks = blocks_of(GUIDE.read_text())
-    assert {b.kind for b in blocks} == {"python", "sh", "sh fails", "sh cuda", "text"}
-    for block in blocks:
-        try:
-            reader.do(block)
-        except AssertionError as error:
-            raise AssertionError(f"docs/deploy.md, line {block.line}: {error}") from error
+def test_every_command_of_the_guide_runs(tmp_path: Path, wheels: Path) -> None:
+    (tmp_path / "place").mkdir()
+    assert {b.kind for b in blocks_of(GUIDE.read_text())} == {"python", "sh", "sh fails", "sh cuda", "text"}
+    run(GUIDE, tmp_path / "place", tmp_path / "scratch", wheels)
 
 
-def test_all_indented_or_fenced_code_is_run():
-    text = re.sub(r"^```.*?^```$", "", GUIDE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert "```" not in text
-    assert not re.search(r"^    ", text, re.MULTILINE)
+def test_all_indented_or_fenced_code_is_run() -> None:
+    check_that_all_code_is_run(GUIDE)
 
 
 @pytest.mark.parametrize(

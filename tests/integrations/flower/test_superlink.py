@@ -21,7 +21,7 @@ from irongrad.distributed.averaging import averaged
 from irongrad.runtime import Session, load
 from irongrad.runtime.safetensors_file import read_arrays
 from irongrad.training import Arrays
-from tests.docs.test_deploy import blocks_of
+from tests.docs.pages import blocks_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "scaling.md"
