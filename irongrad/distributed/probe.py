@@ -85,7 +85,7 @@ def measured_step(session: Session, golden: Golden, sync: str) -> MeasuredStep:
         sync: how ranks synchronise, as for `irongrad train`. Where they exchange parameters, a round is measured, too.
 
     Raises:
-        UserError: the artifact has no `train_step`.
+        UserError: the artifact has no `train_step`, or its ranks exchange statistics within a step.
         GuardError: the inputs do not fit.
     """
     entry = session.manifest.entry_point("train_step")
@@ -94,6 +94,11 @@ def measured_step(session: Session, golden: Golden, sync: str) -> MeasuredStep:
     inputs = golden.inputs_of(entry)
     recorder = _Recorder()
     together = sync_of(sync, recorder)
+    if session.manifest.statistics and not isinstance(together, LocalSteps):
+        raise UserError(
+            "a plan does not know how long ranks wait for the statistics of BatchNorm within forward and backward: "
+            "plan an artifact that was compiled without sync_batch_norm, and add those waits"
+        )
     if session.manifest.exchange or isinstance(together, LocalSteps):
         together.begin(session, {})
     seconds: list[float] = []

@@ -10,6 +10,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.fx.node import Target
 
+from irongrad.graph.over_ranks import OVER_RANKS
+
 
 def is_pure(node: Node) -> bool:
     """Whether `node` gives the same value whenever it is computed, and does nothing else.
@@ -31,5 +33,5 @@ def _only_computes(target: Target) -> bool:
 
 
 def is_mergeable(node: Node) -> bool:
-    """Whether another node with the same operator and arguments can stand for `node`."""
-    return is_pure(node) and not isinstance(node.target, HigherOrderOperator)
+    """Whether another node with the same operator and arguments, or a constant, can stand for `node`."""
+    return is_pure(node) and not isinstance(node.target, HigherOrderOperator) and node.target is not OVER_RANKS

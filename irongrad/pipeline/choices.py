@@ -77,6 +77,15 @@ class Choices(TypedDict, total=False):
             metavar="WHAT",
         ),
     ]
+    sync_batch_norm: Annotated[
+        bool,
+        Choice(
+            False,
+            "With --communicate, BatchNorm takes the statistics of all ranks' batches.",
+            ("--sync-batch-norm",),
+            "switch",
+        ),
+    ]
     route: Annotated[str, Choice("linalg", "How to reach linalg: directly, or over stablehlo.", ("--route",))]
     entry_points: Annotated[
         Sequence[str] | None,

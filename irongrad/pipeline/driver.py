@@ -27,6 +27,7 @@ from irongrad.pipeline.assemble.interface import (
     without_unused_state,
 )
 from irongrad.pipeline.assemble.packed_state import pack_together
+from irongrad.pipeline.assemble.statistics import check_statistics
 from irongrad.pipeline.backend import portable_module
 from irongrad.pipeline.base_file import with_base
 from irongrad.pipeline.build_cache import BuildRecord, cache_entry
@@ -40,7 +41,14 @@ from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.joined_steps import joined, renamed_values
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
-from irongrad.pipeline.memory_budget import OverBudgetError, budget_of, check_budget, check_limits, tightened
+from irongrad.pipeline.memory_budget import (
+    OverBudgetError,
+    asked_budget,
+    budget_of,
+    check_budget,
+    check_limits,
+    tightened,
+)
 from irongrad.pipeline.memory_report import limits_of_all, memory_of_all
 from irongrad.pipeline.optimizer.sharded_update import sharded
 from irongrad.pipeline.options import Options, check_choices, make_options
@@ -89,6 +97,8 @@ def compile(
             communicate: whether ranks exchange gradients inside the step (`docs/scaling.md`); False by default.
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
             shard: `optimizer` to divide the optimizer's state among the ranks, with `communicate`; nothing by default.
+            sync_batch_norm: whether BatchNorm takes the statistics of all ranks' batches, with `communicate`; False by
+                default. nn.SyncBatchNorm always does, with `communicate`.
             route: how PyTorch's operators become linalg: `linalg` (directly, the default) or `stablehlo`.
             entry_points: the entry points to include, all by default.
             base: a file for the frozen parameters and buffers, which artifacts of the same base share and processes map
@@ -139,7 +149,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
     ):
         for one in steps.values():
             stack.enter_context(called_once(one))
-        captured = run.stage("capture", _captured, steps, options.entry_points)
+        captured = run.stage("capture", _captured, steps, options)
         entry = cache_entry(captured, options, GOLDEN_STEPS)
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
@@ -149,6 +159,8 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         together = joined(step, captured, own)
         wholes = with_base(with_frozen_state(together.graphs), options.base)
         wholes = exchanging(wholes, options.bucket_bytes)
+        for graph in wholes.values():
+            check_statistics(graph, options.route, budget=asked_budget(options.passes) is not None)
         if options.shard:
             wholes = sharded(wholes)
         interfaces = interfaces_of(wholes, options.entry_points)
@@ -174,8 +186,11 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
     return run.result()
 
 
-def _captured(steps: Mapping[str, TrainStep], entry_points: Sequence[str] | None) -> dict[str, CapturedStep]:
-    return {name: capture(step, inference_of(entry_points, step.entries)) for name, step in steps.items()}
+def _captured(steps: Mapping[str, TrainStep], options: Options) -> dict[str, CapturedStep]:
+    return {
+        name: capture(step, inference_of(options.entry_points, step.entries), options.synchronised)
+        for name, step in steps.items()
+    }
 
 
 def _front(run: BuildRun, name: str, captured: CapturedStep) -> StepGraph:

@@ -12,6 +12,7 @@ from typing import Unpack
 from irongrad.cache import Store, default_store
 from irongrad.passes import Pass, chosen_passes, is_known_pass, registered
 from irongrad.pipeline.base_file import base_path
+from irongrad.pipeline.capture.sync_batch_norm import Synchronised
 from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
@@ -50,6 +51,7 @@ class Options:
         route: how PyTorch's operators become linalg: `linalg` (directly) or `stablehlo`.
         bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
         shard: whether ranks divide the optimizer's state among them.
+        synchronised: which batch normalisations take the statistics of all ranks' batches.
         entry_points: the entry points to include; None for all. Fewer compile faster, and without `grad_step` no memory
             is reserved for accumulated gradients.
         base: the file of the frozen parameters and buffers; None to keep them in the artifact.
@@ -69,6 +71,7 @@ class Options:
     route: str = "linalg"
     bucket_bytes: int = 0
     shard: bool = False
+    synchronised: Synchronised = Synchronised.NONE
     entry_points: tuple[str, ...] | None = None
     base: Path | None = None
     dump_dir: Path | None = None
@@ -122,6 +125,7 @@ def make_options(
         route=chosen["route"],
         bucket_bytes=_bucket_bytes(chosen["bucket_size"]) if chosen["communicate"] else 0,
         shard=_is_sharded(chosen),
+        synchronised=_synchronised(chosen),
         entry_points=tuple(entry_points) if entry_points is not None else None,
         base=base_path(chosen["base"]),
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
@@ -144,6 +148,14 @@ def _is_sharded(chosen: Choices) -> bool:
     if chosen["shard"] and not chosen["communicate"]:
         raise UserError("shard divides the optimizer's state among ranks that exchange gradients: add communicate")
     return bool(chosen["shard"])
+
+
+def _synchronised(chosen: Choices) -> Synchronised:
+    if chosen["sync_batch_norm"] and not chosen["communicate"]:
+        raise UserError("sync_batch_norm exchanges the statistics of ranks that exchange gradients: add communicate")
+    if not chosen["communicate"]:
+        return Synchronised.NONE
+    return Synchronised.ALL if chosen["sync_batch_norm"] else Synchronised.LAYERS
 
 
 def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:

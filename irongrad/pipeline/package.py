@@ -23,6 +23,7 @@ from irongrad.pipeline.assemble.interface import OF_WHOLE, Interface
 from irongrad.pipeline.assemble.shard_functions import exchange_buckets
 from irongrad.pipeline.assemble.size_constraints import constraints_of
 from irongrad.pipeline.assemble.size_guards import accepted_sizes
+from irongrad.pipeline.assemble.statistics import statistics_bytes
 from irongrad.pipeline.base_file import base_spec, bytes_of, shared_base
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes, verify_against
@@ -312,6 +313,7 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
             for g in module.graphs
             if g.bucket_bytes and "joint" in g.functions
         },
+        statistics={g.name: sizes for g in module.graphs if (sizes := statistics_bytes(g))},
         shards=tuple(shard.state for shard in module.graph.shards),
         steps={
             graph.name: StepSpec(**_of_step(graph, _without_whole(interface)))

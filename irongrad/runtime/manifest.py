@@ -492,6 +492,8 @@ class Manifest:
             then have what concerns the state of all: `entry_points` those of the whole state.
         exchange: the bytes of each bucket that ranks exchange in a step, in order, by the name of the step; the name of
             a step of its own is empty. Empty for an artifact that runs on one rank alone.
+        statistics: the bytes of each exchange of BatchNorm's statistics in a step's forward and backward, in order, by
+            the name of the step. Empty if every rank normalises by its own.
         shards: the names of the tensors in each shard of the optimizer's state, which ranks divide among them; empty if
             every rank holds that state whole.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
@@ -523,6 +525,7 @@ class Manifest:
     layouts: dict[str, LayoutSpec] = field(default_factory=dict)
     steps: dict[str, StepSpec] = field(default_factory=dict)
     exchange: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    statistics: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shards: tuple[tuple[str, ...], ...] = ()
     digest: str = ""
 

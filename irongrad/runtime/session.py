@@ -640,11 +640,14 @@ class Session:
             return self.step(entry.step)._call(entry.name, arguments)
         if self.is_sharded and name in ("export_state", TRAIN_AND_EXPORT):
             raise UserError(f"{name} returns state of which other ranks hold a part; Session.state() collects it")
-        exchange = self._module.exchange if name in EXCHANGED else None
+        exchange = self._module.exchange if self._is_collective(name) else None
         if exchange is None:
             return self._run(entry, arguments)
         with self._module.lock, exchange.call():
             return self._run(entry, arguments, exchange)
+
+    def _is_collective(self, name: str) -> bool:
+        return name in EXCHANGED or (name == "grad_step" and self.step_name in self.manifest.statistics)
 
     def _run(self, entry: EntryPoint, arguments: Mapping[str, Any], exchange: Exchange | None = None) -> list[Array]:
         remaining = dict(arguments)

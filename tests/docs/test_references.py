@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Names of attributes in IREE's module, and a key in a graph's `meta`, that look like modules of the package.
-NO_MODULES = {"irongrad.gradient", "irongrad.held", "irongrad.operations", "irongrad.zeroed"}
+NO_MODULES = {"irongrad.gradient", "irongrad.held", "irongrad.operations", "irongrad.over_ranks", "irongrad.zeroed"}
 # Names of state tensors that look like paths.
 NO_PATHS = {"irongrad/draws", "irongrad/seed", "irongrad/steps"}
 

@@ -26,7 +26,9 @@ def test_every_choice_is_a_flag_with_the_same_default(tmp_path: Path):
 
 
 def test_every_choice_reaches_the_options(tmp_path: Path):
-    needed = {name: {"communicate": True} for name in ("bucket_size", "shard")}  # without it, ranks share nothing
+    needed = {
+        name: {"communicate": True} for name in ("bucket_size", "shard", "sync_batch_norm")
+    }  # without it, ranks share nothing
     others = {
         "opt_level": 0,
         "passes": "dce",
@@ -38,6 +40,7 @@ def test_every_choice_reaches_the_options(tmp_path: Path):
         "communicate": True,
         "bucket_size": "1MiB",
         "shard": "optimizer",
+        "sync_batch_norm": True,
         "base": tmp_path / "base.irpa",
         "dump_dir": tmp_path,
         "cache": False,

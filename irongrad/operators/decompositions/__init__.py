@@ -70,6 +70,7 @@ FAMILIES = (
     "special_bessel",
     "special_erf",
     "special_gamma",
+    "sync_batch_norm",
     "trigonometric",
     "unfolding",
 )

@@ -65,6 +65,10 @@ _PRODUCTS = """
     max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_unpool2d
     adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
 """
+# Marks of the compiler, which the importer keeps whole.
+_OWN = """
+    over_ranks
+"""
 _PRIMS = """
     collapse convert_element_type iota split_dim sqrt squeeze sum view_of
 """
@@ -78,6 +82,10 @@ def _names(namespace: str, *lists: str) -> frozenset[str]:
     return frozenset(f"{namespace}.{n}" if "." in n else f"{namespace}.{n}.default" for n in names)
 
 
-CORE = _names(
-    "aten", _UNARY, _ELEMENTWISE, _ELEMENTWISE_BACKWARD, _REDUCTIONS, _SHAPES, _CONSTRUCTORS, _INDEXING, _PRODUCTS
-) | _names("prims", _PRIMS)
+CORE = (
+    _names(
+        "aten", _UNARY, _ELEMENTWISE, _ELEMENTWISE_BACKWARD, _REDUCTIONS, _SHAPES, _CONSTRUCTORS, _INDEXING, _PRODUCTS
+    )
+    | _names("prims", _PRIMS)
+    | _names("irongrad", _OWN)
+)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from irongrad.operators.decompositions.sync_batch_norm import gradients, normalised, pooled
 from irongrad.padding.layout import Layout, dim_of, size_of, solid
 from irongrad.padding.padded import Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
@@ -110,6 +111,39 @@ def _batch_norm_backward(call: Call) -> list[Padded | None]:
     filled = wide(call.padding.fill(dy, 0))
     results = (_affine(dx, weight, None).to(x.tensor.dtype), (filled * scaled).sum(dims), filled.sum(dims))
     return _masked(call, results, layouts)
+
+
+@rule(torch.ops.irongrad.sync_batch_norm.default)
+def _sync_batch_norm(call: Call) -> list[Padded]:
+    """Each rank contributes its true elements."""
+    x = call["x"]
+    dims = _batch_dims(x)
+    mean, squares = (v.flatten() for v in moments(call, x, dims))
+    found = pooled(mean, squares, call.padding.count(x, dims))
+    weight, bias, *running = (_tensor(call[n]) for n in ("weight", "bias", "running_mean", "running_var"))
+    results = normalised(x.tensor, weight, bias, (running[0], running[1]), found, call["momentum"], call["eps"])
+    layout = _solid(x)
+    channels = layout[1:2]
+    return [
+        Padded(results[0], layout),
+        *(Padded(r, channels if r.shape[0] > 1 else (dim_of(r.shape[0]),)) for r in results[1:]),
+    ]
+
+
+@rule(torch.ops.irongrad.sync_batch_norm_backward.default)
+def _sync_batch_norm_backward(call: Call) -> list[Padded]:
+    x = call["x"]
+    dy = call.like("grad", x.layout)
+    mean, inverse = (_channels(call[n].tensor, x.ndim) for n in ("mean", "inverse"))
+    assert mean is not None
+    assert inverse is not None
+    scaled = call.padding.fill(Padded((wide(x.tensor) - mean) * inverse, x.layout), 0)
+    filled = wide(call.padding.fill(dy, 0))
+    dtype, dims = x.tensor.dtype, _batch_dims(x)
+    own, count = call["inverse"].tensor, call["count"].tensor
+    results = gradients(filled, scaled, _tensor(call["weight"]), own, count, dims, dtype)
+    layouts = (_solid(x), x.layout[1:2], x.layout[1:2])
+    return [Padded(r, layout) for r, layout in zip(results, layouts, strict=True)]
 
 
 def _masked(call: Call, results: Sequence[Tensor | None], layouts: Sequence[Layout]) -> list[Padded | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from iree.compiler import ir
 
+from irongrad.graph.over_ranks import exchanges_in
 from irongrad.graph.step_graph import StepGraph
 from irongrad.mlir.walk import bytecode_of, new_context
 from irongrad.pipeline.assemble.entry_points import entry_point
@@ -20,6 +21,7 @@ from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.assemble.shard_functions import shard_functions
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
 from irongrad.pipeline.assemble.split_step_state import border_globals
+from irongrad.pipeline.assemble.statistics import statistics_functions, write_exchanges
 from irongrad.pipeline.assemble.step_functions import declaration, part
 from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, tensor_type
 from irongrad.pipeline.lower.importer import ImportedStep
@@ -79,18 +81,20 @@ def assemble(parts: Sequence[Part]) -> AssembledModule:
             functions = [ir.Module.parse(p.step.modules.linalg) for p in parts]
         except ir.MLIRError as error:
             raise InternalError(f"the assembled module does not parse: {error}") from error
-        for imported in functions:
-            _replace_declarations(module, imported)
+        for imported, of_step in zip(functions, parts, strict=True):
+            _replace_declarations(module, imported, of_step.step.graph)
         if not module.operation.verify():
             raise InternalError("the assembled module does not verify")
         graphs = tuple(p.step.graph for p in parts)
         return AssembledModule(graphs, tuple(p.interface for p in parts), bytecode_of(module))
 
 
-def _replace_declarations(module: ir.Module, functions: ir.Module) -> None:
+def _replace_declarations(module: ir.Module, functions: ir.Module, graph: StepGraph) -> None:
     """Move the imported functions into `module` in place of their declarations."""
+    exchanges = {f"graph.{graph.prefix}{n}": len(exchanges_in(f.graph.graph)) for n, f in graph.functions.items()}
     declared = {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}
     for function in list(functions.body.operations):
+        write_exchanges(function.operation, exchanges[function.name.value])
         declared[function.name.value].operation.erase()
         function.operation.attributes["sym_visibility"] = ir.StringAttr.get("private")
         function.detach_from_parent()
@@ -103,6 +107,7 @@ def _shell(parts: Sequence[Part]) -> Iterator[str]:
     yield from (f"  {line}" for line in Storage(parts[0].step.graph).globals())
     if any(p.step.graph.bucket_bytes for p in parts):
         yield from (f"  {line}" for line in declarations(shards=bool(parts[0].step.graph.shards)))
+        yield from (f"  {line}" for line in statistics_functions([p.step.graph for p in parts]))
     accumulating = tuple(p.step.graph for p in parts if p.interface.accumulates)
     for graph in accumulating:  # before all functions: in IREE 3.13.0 a store to a later global fails
         yield from _accumulators(graph)

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, StepGraph, Value
-from irongrad.pipeline.assemble.exchange import batch_dimension, begin
+from irongrad.pipeline.assemble.exchange import begin
 from irongrad.pipeline.assemble.function_calls import typed_arguments, typed_results
 from irongrad.pipeline.assemble.index_expressions import index_of
 from irongrad.pipeline.assemble.interface import chain_of
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.refusal_messages import Lines, indented, refuse_unless, results_of
 from irongrad.pipeline.assemble.size_guards import measured, refusals
+from irongrad.pipeline.assemble.statistics import is_collective
 from irongrad.pipeline.assemble.step_functions import (
     call_loaded,
     call_part,
     finish,
+    samples_of,
     spec_type,
     torch_dtype,
 )
@@ -236,7 +238,7 @@ def _form_arguments(dispatch: Dispatch, number: int) -> Generator[str, None, dic
 def _call_form(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> Lines:
     """Call the function of form `number`, slice its outputs to their true sizes, and pack its gradients."""
     graph, name = dispatch.graph, dispatch.form(number)
-    if graph.bucket_bytes and "update" in dispatch.chain:
+    if is_collective(dispatch.chain, graph):
         yield from _begun(dispatch, number)
     yield from call_part(name, graph, values, f"%part.{number}")
     done: dict[Value, str] = {}
@@ -255,8 +257,8 @@ def _call_form(dispatch: Dispatch, number: int, values: Mapping[Value, str]) -> 
 
 
 def _begun(dispatch: Dispatch, number: int) -> Iterator[str]:
-    """Start an exchanged step, once the guards of the call have passed."""
-    size, samples = batch_dimension(dispatch.graph), f"%samples.{number}"
+    """Start a collective step, once the guards of the call have passed."""
+    size, samples = samples_of(dispatch.chain, dispatch.graph), f"%samples.{number}"
     if isinstance(size, int):
         yield f"{samples} = arith.constant {size} : i64"
     else:

@@ -40,18 +40,9 @@ _SEED_STEP = -7046029254386353131
 # IREE 3.13.0 does not see the calls of a fallback. Without the barriers it drops the argument and the result of such a
 # function, or the whole function, and says nothing. tests/pipeline/assemble/test_exchange.py runs a module alone.
 _DECLARATIONS = f"""\
-util.func private {ALLREDUCE}({VIEW}, !hal.fence, !hal.fence) -> {VIEW} attributes {{vm.fallback = @alone.allreduce}}
 util.func private {BEGIN}(i64) -> i32 attributes {{vm.fallback = @alone.begin}}
 util.func private {FINISH}() -> i32 attributes {{vm.fallback = @alone.finish}}
 util.func private {RANK}() -> i32 attributes {{vm.fallback = @alone.rank}}
-util.func private @alone.allreduce(%view: {VIEW}, %wait: !hal.fence, %signal: !hal.fence) -> {VIEW} {{
-  %c0 = arith.constant 0 : index
-  %device = hal.devices.get %c0 : !hal.device
-  %all = arith.constant -1 : i64
-  hal.device.queue.barrier<%device : !hal.device> affinity(%all) wait(%wait) signal(%signal) flags("None")
-  %same = util.optimization_barrier %view : {VIEW}
-  util.return %same : {VIEW}
-}}
 util.func private @alone.begin(%samples: i64) -> i32 {{
   %one = arith.constant 1 : i32
   %all, %agreed = util.optimization_barrier %samples, %one : i64, i32
@@ -71,20 +62,11 @@ util.func private @alone.rank() -> i32 {{
 
 _DECLARATIONS_OF_SHARDS = f"""\
 util.func private {OWNS}(i32) -> i32 attributes {{vm.fallback = @alone.owns}}
-util.func private {REDUCE}({VIEW}, !hal.fence, !hal.fence, i32) -> {VIEW} attributes {{vm.fallback = @alone.reduce}}
 util.func private {SHARE}({VIEW}, i32) -> {VIEW} attributes {{vm.fallback = @alone.share}}
 util.func private @alone.owns(%shard: i32) -> i32 {{
   %one = arith.constant 1 : i32
   %any, %owned = util.optimization_barrier %shard, %one : i32, i32
   util.return %owned : i32
-}}
-util.func private @alone.reduce(%view: {VIEW}, %wait: !hal.fence, %signal: !hal.fence, %shard: i32) -> {VIEW} {{
-  %c0 = arith.constant 0 : index
-  %device = hal.devices.get %c0 : !hal.device
-  %all = arith.constant -1 : i64
-  hal.device.queue.barrier<%device : !hal.device> affinity(%all) wait(%wait) signal(%signal) flags("None")
-  %same, %any = util.optimization_barrier %view, %shard : {VIEW}, i32
-  util.return %same : {VIEW}
 }}
 util.func private @alone.share(%view: {VIEW}, %shard: i32) -> {VIEW} {{
   %same, %any = util.optimization_barrier %view, %shard : {VIEW}, i32
@@ -92,10 +74,44 @@ util.func private @alone.share(%view: {VIEW}, %shard: i32) -> {VIEW} {{
 }}"""
 
 
+def import_of(name: str, *, shard: bool = False, waits: bool = False) -> Iterator[str]:
+    """Declare the import `name` of an exchange that fills its result later, and define what returns its operand alone.
+
+    Args:
+        name: its symbol, without the sign.
+        shard: whether its last argument is the number of a shard.
+        waits: whether to return alone only when the operand exists. A function of any size needs this: IREE 3.13.0
+            records its commands with the buffer itself, which has no memory before ("transient buffer has not been
+            committed").
+    """
+    alone = f"@alone.{name.rpartition('.')[2]}"
+    more = ", i32" if shard else ""
+    kinds = f"({VIEW}, !hal.fence, !hal.fence{more}) -> {VIEW}"
+    yield f"util.func private @{name}{kinds} attributes {{vm.fallback = {alone}}}"
+    given = f"%view: {VIEW}, %wait: !hal.fence, %signal: !hal.fence{', %shard: i32' if shard else ''}"
+    yield f"util.func private {alone}({given}) -> {VIEW} {{"
+    yield "  %c0 = arith.constant 0 : index"
+    yield "  %device = hal.devices.get %c0 : !hal.device"
+    yield "  %all = arith.constant -1 : i64"
+    queued = "affinity(%all) wait(%wait) signal(%signal)"
+    yield f'  hal.device.queue.barrier<%device : !hal.device> {queued} flags("None")'
+    if waits:
+        yield "  %forever = arith.constant -1 : i32"
+        yield '  %status = hal.fence.await until([%signal]) timeout_millis(%forever) flags("None") : i32'
+    if shard:
+        yield f"  %same, %any = util.optimization_barrier %view, %shard : {VIEW}, i32"
+    else:
+        yield f"  %same = util.optimization_barrier %view : {VIEW}"
+    yield f"  util.return %same : {VIEW}"
+    yield "}"
+
+
 def declarations(*, shards: bool) -> Iterator[str]:
     """Declare the imports, and define what runs in their place without a provider."""
+    yield from import_of(ALLREDUCE.removeprefix("@"))
     yield from _DECLARATIONS.splitlines()
     if shards:
+        yield from import_of(REDUCE.removeprefix("@"), shard=True)
         yield from _DECLARATIONS_OF_SHARDS.splitlines()
 
 
@@ -236,7 +252,7 @@ def exchange(buckets: Sequence[Bucket], values: Mapping[Value, str]) -> Generato
         else:
             yield f"{name}.shard = arith.constant {bucket.shard} : i32"
             yield f"{name}.view = util.call {REDUCE}({arguments}, {name}.shard) : ({kinds}, i32) -> {VIEW}"
-    yield from _finish("%x")
+    yield from finished("%x")
     means: dict[Value, str] = {}
     for number, bucket in enumerate(buckets):
         name, kind = f"%x{number}", bucket.kind
@@ -257,7 +273,7 @@ def share(given: Sequence[tuple[str, int]]) -> Generator[str, None, list[str]]:
     for number, (view, shard) in enumerate(given):
         yield f"%y{number}.shard = arith.constant {shard} : i32"
         yield f"%y{number}.got = util.call {SHARE}({view}, %y{number}.shard) : ({VIEW}, i32) -> {VIEW}"
-    yield from _finish("%y")
+    yield from finished("%y")
     for number in range(len(given)):
         yield from after([ENDED, "%y.passed"], f"%y{number}", f"%y{number}.got", VIEW)
     return [f"%y{number}" for number in range(len(given))]
@@ -307,7 +323,7 @@ def taken(name: str, bucket: Bucket, whole: str) -> Generator[str, None, dict[Va
     return members
 
 
-def _finish(prefix: str) -> Iterator[str]:
+def finished(prefix: str) -> Iterator[str]:
     """Wait for all exchanges, and refuse the step if one failed; `prefix`.passed is an i1 that exists after it."""
     yield f"{prefix}.done = util.call {FINISH}() : () -> i32"
     yield f"{prefix}.one = arith.constant 1 : i32"

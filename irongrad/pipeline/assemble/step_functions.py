@@ -20,11 +20,13 @@ from irongrad.pipeline.assemble.exchange import (
     ended,
     exchange,
     exchanged,
+    finished,
     seed_of_rank,
 )
 from irongrad.pipeline.assemble.function_calls import call, return_line, typed_arguments, typed_results
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.shard_functions import exchange_buckets, needed_by_shards, update_shards
+from irongrad.pipeline.assemble.statistics import is_collective
 from irongrad.pipeline.assemble.storage import Storage, accumulated, tensor_type
 from irongrad.runtime.manifest import SEED, TensorSpec
 
@@ -60,7 +62,7 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     values = {value: f"%a{i}" for i, value in enumerate(given)}
     new: dict[Value, str] = {}
     rest = chain
-    if _is_exchanged(chain, graph):
+    if is_collective(chain, graph):
         yield from (f"    {line}" for line in _begin(chain, graph))
     if chain[0] == "joint" and graph.accumulate > 1:
         lines = _micro_batches(graph, storage, values, new, updates="update" in chain)
@@ -70,6 +72,7 @@ def core(chain: tuple[str, ...], graph: StepGraph) -> Iterator[str]:
     if _is_exchanged(chain, graph):
         kinds = exchanged(graph, outputs=False) | kinds
     yield from (f"    {line}" for line in _run(rest, graph, storage, values, new))
+    yield from (f"    {line}" for line in _agreed(chain, graph, new, kinds))
     yield from (f"    {line}" for line in _stores(storage, new, kinds))
     yield return_line([new[v] for v in returned], list(returned.values()), indent="    ")
     yield "  }"
@@ -98,12 +101,31 @@ def _is_exchanged(chain: Sequence[str], graph: StepGraph) -> bool:
 
 
 def _begin(chain: Sequence[str], graph: StepGraph) -> Iterator[str]:
-    """Start an exchanged step on a batch of fixed size, or on the gradients in the accumulators."""
+    """Start a collective step on a batch of fixed size, or on the gradients in the accumulators."""
     if chain[0] == "mean":
         yield f"%samples = util.global.load {accumulated(graph)} : i64"
     else:
-        yield f"%samples = arith.constant {batch_dimension(graph)} : i64"
+        yield f"%samples = arith.constant {samples_of(chain, graph)} : i64"
     yield from begin("%samples")
+
+
+def samples_of(chain: Sequence[str], graph: StepGraph) -> int | str:
+    """The size of the batch that a collective chain begins with, or the name of its dimension.
+
+    Gradients that are added to accumulators count as one, because `apply_step` takes their mean by their number.
+    """
+    return batch_dimension(graph) if "update" in chain else 1
+
+
+def _agreed(chain: Sequence[str], graph: StepGraph, new: dict[Value, str], kinds: Mapping[Value, str]) -> Iterator[str]:
+    """Order all results of a collective chain without an update after the end of its exchanges."""
+    if "update" in chain or not is_collective(chain, graph):
+        return
+    yield from finished("%x")
+    for i, (value, name) in enumerate(new.items()):
+        if value in kinds:
+            yield from after(["%x.passed"], f"%x.n{i}", name, kinds[value])
+            new[value] = f"%x.n{i}"
 
 
 def _exchanged(graph: StepGraph, storage: Storage, values: dict[Value, str], new: dict[Value, str]) -> Iterator[str]:
@@ -178,6 +200,7 @@ def finish(
             values[value] = f"%b.{i}"
             yield gradient_line(values[value], name, read.get(value) or kinds[value])
     yield from _run(chain[1:], graph, storage, values, new)
+    yield from _agreed(chain, graph, new, kinds)
     yield from _stores(storage, new, kinds)
     return new
 

@@ -48,6 +48,7 @@ from irongrad.pipeline.capture.step_modules import (
     is_carried,
     name_of,
 )
+from irongrad.pipeline.capture.sync_batch_norm import Synchronised, synchronised_batch_norm
 from irongrad.pipeline.capture.tensor_types import eager_types
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
@@ -104,12 +105,15 @@ class CapturedStep:
         return [self.train, *(made.program for made in self.inference.values())]
 
 
-def capture(step: TrainStep, inference: Collection[str] | None = None) -> CapturedStep:
+def capture(
+    step: TrainStep, inference: Collection[str] | None = None, synchronised: Synchronised = Synchronised.NONE
+) -> CapturedStep:
     """Export the step's forward for training, evaluation and prediction, and its further entry points.
 
     Args:
         step: the step.
         inference: which of `eval`, `predict` and the step's own entries to export; None for all.
+        synchronised: which batch normalisations take the statistics of all ranks' batches.
 
     Raises:
         CaptureError: a data-dependent branch, a side effect, an unused input, or a loss that is not a floating-point
@@ -122,7 +126,7 @@ def capture(step: TrainStep, inference: Collection[str] | None = None) -> Captur
     refuse_sparse(module, step.inputs)
     _refuse_scripts(step)
     found = run_twice(step, module, inference)
-    captured = _captured(step, inference, found.names)
+    captured = _captured(step, inference, found.names, synchronised)
     if found.changes is not None:
         raise found.changes
     return captured
@@ -138,23 +142,32 @@ def _refuse_scripts(step: TrainStep) -> None:
             )
 
 
-def _captured(step: TrainStep, inference: Collection[str], names: tuple[str, ...]) -> CapturedStep:
+def _captured(
+    step: TrainStep, inference: Collection[str], names: tuple[str, ...], synchronised: Synchronised
+) -> CapturedStep:
     """Export the step; if a call of it changes attributes, once more while these are watched."""
     try:
         with unchanged(roots_of(step)):  # a refused forward leaves behind what it has set
-            return _capture(step, inference, names, watches=False)
+            return _capture(step, inference, names, synchronised, watches=False)
     except side_effects.ChangedAttributeError as error:
         changed = CaptureError(str(error))
     try:
         with unchanged(roots_of(step)):
-            return _capture(step, inference, names, watches=True)
+            return _capture(step, inference, names, synchronised, watches=True)
     except UserError as error:
         if isinstance(error.__cause__, UncapturedHigherOrderOpError):  # Dynamo does not trace what watches attributes
             raise changed from None
         raise
 
 
-def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...], *, watches: bool) -> CapturedStep:
+def _capture(
+    step: TrainStep,
+    inference: Collection[str],
+    names: tuple[str, ...],
+    synchronised: Synchronised,
+    *,
+    watches: bool,
+) -> CapturedStep:
     _check_names(names, step)
     module = ReportingModule(step) if names else StepModule(step)
     training = PiecesModule(step) if step.between else module
@@ -162,7 +175,7 @@ def _capture(step: TrainStep, inference: Collection[str], names: tuple[str, ...]
     micro = tuple(micro_batches(step.inputs, step.accumulate)[0].values())
     dynamic = _dynamic(step, step.inputs)
     use = StateUse(module.untrained, watches=watches)
-    with mode(module.model, training=True):
+    with mode(module.model, training=True), synchronised_batch_norm(synchronised):
         multiples = declared_multiples(step)
         train = export(training, micro, dynamic, multiples, use)
         if more := needed_multiples(train, step):

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -27,11 +27,13 @@ def cumulative_averages() -> Iterator[None]:
         self._check_input_dim(input)
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
-            values = input.to(self.running_mean.dtype)
-            others = [d for d in range(input.ndim) if d != 1]
-            for mean, new in ((self.running_mean, values.mean(others)), (self.running_var, values.var(others))):
-                mean.add_((new - mean) / self.num_batches_tracked)
-        return batch_norm(input, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        # With a momentum of 1, these become the statistics of the batch.
+        new = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        out = functional.batch_norm(input, *new, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+        with torch.no_grad():
+            for mean, of_batch in zip((self.running_mean, self.running_var), new, strict=True):
+                mean.add_((of_batch - mean) / self.num_batches_tracked)
+        return out
 
     with mock.patch.object(_BatchNorm, "forward", forward):
         yield

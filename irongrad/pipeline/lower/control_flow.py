@@ -20,9 +20,11 @@ from torch_mlir.ir import Block, InsertionPoint, IntegerAttr, IntegerType, Locat
 
 from irongrad.diagnostics.source_lines import line_of
 from irongrad.graph.nodes import graph_of
+from irongrad.graph.over_ranks import OVER_RANKS
 from irongrad.graph.subgraphs import has_while_loop
 from irongrad.pipeline.lower.dynamic_slices import constant, convert, empty, read_row, size_of, write_row
 from irongrad.pipeline.lower.literals import SharedLiterals
+from irongrad.pipeline.lower.over_ranks import marked_copy
 from irongrad.pipeline.lower.size_values import SizeValues
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -37,11 +39,16 @@ class ControlFlowImporter(SharedLiterals):
     def _import_torch_op_overload(
         self, loc: Location, node: Node, concrete_target: torch._ops.OpOverload | None = None
     ) -> None:
-        """Import an operator; `x == x` is imported as the equivalent `x <= x`.
+        """Import an operator; `x == x` is imported as the equivalent `x <= x`, an exchange as a marked copy.
 
         torch-mlir 20261001 folds `x == x` to true (`AtenEqTensorOp::fold`), even if x is NaN. `isfinite` compares a
         value with itself to detect NaN.
         """
+        if node.target is OVER_RANKS:
+            values, kind = node.args
+            with loc:
+                self.bind_node_value(node, marked_copy(self._argument(values), str(kind)))
+            return
         if node.target is torch.ops.aten.eq.Tensor and node.args[0] is node.args[1]:
             concrete_target = torch.ops.aten.le.Tensor
         super()._import_torch_op_overload(loc, node, concrete_target)

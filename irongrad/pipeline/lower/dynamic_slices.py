@@ -25,7 +25,7 @@ def convert(operation: str, value: Value, kind: Type) -> Value:
 
 def size_of(value: Value, dim: int) -> Value:
     """The size of dimension `dim` of `value`, of type `index`."""
-    return tensor.DimOp(_to_builtin(value), constant_index(dim, value.context)).result
+    return tensor.DimOp(to_builtin(value), constant_index(dim, value.context)).result
 
 
 def empty(kind: Type, dynamic: Sequence[Value]) -> Value:
@@ -33,7 +33,7 @@ def empty(kind: Type, dynamic: Sequence[Value]) -> Value:
     sizes, element = _parsed(kind)
     known = iter(dynamic)
     shape = [next(known) if s == _DYNAMIC else s for s in sizes]
-    return _from_builtin(tensor.EmptyOp(shape, _builtin(sizes, element, kind.context).element_type).result, kind)
+    return from_builtin(tensor.EmptyOp(shape, _builtin(sizes, element, kind.context).element_type).result, kind)
 
 
 def read_row(stacked: Value, index: Value) -> Value:
@@ -42,9 +42,9 @@ def read_row(stacked: Value, index: Value) -> Value:
     context = stacked.context
     place = ([_DYNAMIC, *(0 for _ in row)], [1, *row], [1] * (len(row) + 1))
     part = tensor.ExtractSliceOp(
-        _builtin(row, element, context), _to_builtin(stacked), [_index(index)], _sizes_of_row(stacked), [], *place
+        _builtin(row, element, context), to_builtin(stacked), [_index(index)], _sizes_of_row(stacked), [], *place
     ).result
-    return _from_builtin(part, _vtensor(row, element, context))
+    return from_builtin(part, _vtensor(row, element, context))
 
 
 def write_row(row: Value, stacked: Value, index: Value) -> Value:
@@ -52,12 +52,10 @@ def write_row(row: Value, stacked: Value, index: Value) -> Value:
     (_, *sizes), element = _parsed(stacked.type)
     context = stacked.context
     # The type of a row may know sizes that the type of the stack does not.
-    same = tensor.CastOp(_builtin(sizes, element, context), _to_builtin(row)).result
+    same = tensor.CastOp(_builtin(sizes, element, context), to_builtin(row)).result
     place = ([_DYNAMIC, *(0 for _ in sizes)], [1, *sizes], [1] * (len(sizes) + 1))
-    result = tensor.InsertSliceOp(
-        same, _to_builtin(stacked), [_index(index)], _sizes_of_row(stacked), [], *place
-    ).result
-    return _from_builtin(result, stacked.type)
+    result = tensor.InsertSliceOp(same, to_builtin(stacked), [_index(index)], _sizes_of_row(stacked), [], *place).result
+    return from_builtin(result, stacked.type)
 
 
 def _sizes_of_row(stacked: Value) -> list[Value]:
@@ -102,9 +100,11 @@ def _written(size: int) -> str:
     return "?" if size == _DYNAMIC else str(size)
 
 
-def _to_builtin(value: Value) -> Value:
+def to_builtin(value: Value) -> Value:
+    """A tensor of torch-mlir, of known rank, as one of MLIR."""
     return convert("torch_c.to_builtin_tensor", value, _builtin(*_parsed(value.type), value.context))
 
 
-def _from_builtin(value: Value, kind: Type) -> Value:
+def from_builtin(value: Value, kind: Type) -> Value:
+    """A tensor of MLIR as one of torch-mlir, of type `kind`."""
     return convert("torch_c.from_builtin_tensor", value, kind)

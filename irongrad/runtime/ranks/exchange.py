@@ -5,6 +5,10 @@ The step calls it from IREE's virtual machine (`irongrad.pipeline.assemble.excha
 * `begin(samples: i64) -> i32` starts the exchange of a step;
 * `allreduce(view, wait, signal) -> view` returns at once, and fills its result after the fence `wait`;
 * `reduce(view, wait, signal, shard: i32) -> view` is the same for the rank alone that holds a shard;
+* `moments(view, wait, signal) -> view` is the same for the moments of a batch, [1 + 2C]: the number of elements of a
+  channel, the mean of each channel and the sum of its squared deviations, which become those of all ranks' elements;
+* `gradient(view, wait, signal) -> view` is the same for gradients of these, [C]: the sum over all ranks, each weighted
+  by its batch, divided by the weight of this rank's batch;
 * `owns(shard: i32) -> i32` returns whether this rank holds a shard of the optimizer's state;
 * `share(view, shard: i32) -> view` returns at once, and fills its result with the values of the rank that holds it;
 * `finish() -> i32` waits for all exchanges of the step, and returns 1 if they succeeded;
@@ -21,9 +25,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import iree.runtime as ireert
@@ -75,19 +80,44 @@ class _Call:
     steps: int = 0
 
 
+@dataclass(frozen=True)
+class _Operand:
+    """What a reduction takes and gives.
+
+    Attributes:
+        device: the device of both.
+        given: this rank's values.
+        ready: the fence after which they exist.
+        result: the values of all ranks, once the reduction is complete.
+        done: the fence that tells so.
+    """
+
+    device: Any
+    given: Any
+    ready: Any
+    result: Any
+    done: Any
+
+
+def _unchanged(summed: Array) -> Array:
+    return summed
+
+
 @dataclass
 class _Reduction:
-    """A reduction under way: the sum is in `array`, and goes to `result` if that has another dtype."""
+    """A reduction under way: the sum is in `array`. What `finished` makes of it goes to `result`."""
 
     request: Request
     array: Array
     result: Array
     signal: Any
+    finished: Callable[[Array], Array] = _unchanged
 
     def complete(self) -> None:
         """Hand the result over."""
-        if self.array is not self.result:
-            self.result[...] = self.array
+        made = self.finished(self.array)
+        if made is not self.result:
+            self.result[...] = made
         self.signal.signal()
 
     def fail(self, reason: str) -> None:
@@ -107,6 +137,19 @@ class _Broadcast:
 
     def fail(self, reason: str) -> None:
         """There is nothing to do: `finish` tells the module."""
+
+
+def _parts_of_moments(moments: Array) -> tuple[Array, Array, Array]:
+    """The number of elements of a channel, and two values of each channel."""
+    channels = len(moments) // 2
+    return moments[:1], moments[1 : 1 + channels], moments[1 + channels :]
+
+
+def _pooled(summed: Array) -> Array:
+    """The moments of all elements, from their number, sums and sums of squares."""
+    count, sums, squares = _parts_of_moments(summed)
+    mean = sums / count
+    return np.concatenate([count, mean, np.maximum(squares - count * mean**2, 0)])
 
 
 class Exchange:
@@ -175,6 +218,7 @@ class Exchange:
             yield
         except Exception as error:
             if self._error is not None:
+                self._drain()  # nothing of this call may meet the exchanges of the next one
                 raise self._error from None
             if self._call.steps == 0:
                 self._refuse(error)
@@ -258,6 +302,14 @@ class Exchange:
                 """Start an exchange whose result one rank needs."""
                 return exchange._reduce(device, view, wait, signal, exchange.owners[shard])
 
+            def moments(self, view: Any, wait: Any, signal: Any) -> Any:
+                """Start an exchange of the moments of a batch."""
+                return exchange._queue(device, view, wait, signal, exchange._start_moments)
+
+            def gradient(self, view: Any, wait: Any, signal: Any) -> Any:
+                """Start an exchange of gradients of moments."""
+                return exchange._queue(device, view, wait, signal, exchange._start_gradient)
+
             def owns(self, shard: int) -> int:
                 """Whether this rank holds a shard."""
                 return int(exchange.owners[shard] == exchange._ranks.rank)
@@ -276,6 +328,7 @@ class Exchange:
 
         interface = ireert.PyModuleInterface(MODULE, Methods)
         signatures = {"begin": "0I_i", "allreduce": "0rrr_r", "reduce": "0rrri_r", "owns": "0i_i", "share": "0ri_r"}
+        signatures |= {"moments": "0rrr_r", "gradient": "0rrr_r"}
         for name, signature in {**signatures, "finish": "0v_i", "rank": "0v_i"}.items():
             interface.export(name, signature, getattr(Methods, name))
         return interface.create()
@@ -288,6 +341,9 @@ class Exchange:
         return 1
 
     def _reduce(self, device: Any, view: Any, wait: Any, signal: Any, root: int | None) -> Any:
+        return self._queue(device, view, wait, signal, partial(self._start_mean, root=root))
+
+    def _queue(self, device: Any, view: Any, wait: Any, signal: Any, start: Callable[[_Operand], _Reduction]) -> Any:
         given, ready, done = (
             view.deref(ireert.HalBufferView),
             wait.deref(ireert.HalFence),
@@ -296,7 +352,7 @@ class Exchange:
         # A new buffer: the module may still read the one that it gave.
         buffer = device.allocator.allocate_buffer(_RESULT, _USAGE, given.byte_length)
         result = ireert.HalBufferView(buffer, given.shape, given.element_type)
-        self._jobs.put((self._start, device, given, ready, result, done, root))
+        self._jobs.put((self._start, _Operand(device, given, ready, result, done), start))
         self.traffic.calls += 1
         self.traffic.nbytes += given.byte_length
         return result.ref
@@ -316,11 +372,16 @@ class Exchange:
         return result.ref
 
     def _finish(self) -> int:
-        begun, complete = time.perf_counter(), threading.Event()
-        self._jobs.put((self._complete, complete))
-        complete.wait()
+        begun = time.perf_counter()
+        self._drain()
         self.traffic.seconds += time.perf_counter() - begun
         return int(self._error is None)
+
+    def _drain(self) -> None:
+        """Wait until nothing that the module handed over is under way."""
+        complete = threading.Event()
+        self._jobs.put((self._complete, complete))
+        complete.wait()
 
     # --- the threads' side ----------------------------------------------------------------------------------------
 
@@ -350,21 +411,40 @@ class Exchange:
         except RankLostError as error:
             self._error = error
 
-    def _start(self, device: Any, given: Any, ready: Any, result: Any, done: Any, root: int | None) -> None:
-        """Start one reduction, once the module has computed its operand: for the rank `root` alone, or for all."""
+    def _start(self, operand: _Operand, start: Callable[[_Operand], _Reduction]) -> None:
+        """Start one reduction, once the module has computed its operand."""
         if self._error is None:
             try:
-                ready.wait()
-                source = to_host(device, given)
-                target = result.map().asarray(given.shape, source.dtype)
-                array = target if source.dtype in (np.float32, np.float64) else np.empty(source.shape, np.float32)
-                np.multiply(source, array.dtype.type(self._weight), out=array, casting="unsafe")
-                summed = self._ranks.start_sum(array) if root is None else self._ranks.start_sum_to(array, root)
-                self._add(_Reduction(summed, array, target, done))
+                operand.ready.wait()
+                self._add(start(operand))
                 return
             except RankLostError as error:
                 self._error = error
-        done.fail(str(self._error))
+        operand.done.fail(str(self._error))
+
+    def _start_mean(self, operand: _Operand, root: int | None) -> _Reduction:
+        """Start the weighted mean over all ranks: for the rank `root` alone, or for all."""
+        source = to_host(operand.device, operand.given)
+        target = operand.result.map().asarray(operand.given.shape, source.dtype)
+        array = target if source.dtype in (np.float32, np.float64) else np.empty(source.shape, np.float32)
+        np.multiply(source, array.dtype.type(self._weight), out=array, casting="unsafe")
+        summed = self._ranks.start_sum(array) if root is None else self._ranks.start_sum_to(array, root)
+        return _Reduction(summed, array, target, operand.done)
+
+    def _start_moments(self, operand: _Operand) -> _Reduction:
+        """Start to pool moments: as sums and sums of squares, whose difference needs the digits of float64."""
+        count, mean, squares = _parts_of_moments(to_host(operand.device, operand.given).astype(np.float64))
+        return self._wide_sum(operand, np.concatenate([count, count * mean, squares + count * mean**2]), _pooled)
+
+    def _start_gradient(self, operand: _Operand) -> _Reduction:
+        """Start the sum of gradients: the loss of all is the mean of the ranks' losses by these weights."""
+        given, weight = to_host(operand.device, operand.given).astype(np.float64), self._weight
+        return self._wide_sum(operand, given * weight, lambda summed: summed / weight)
+
+    def _wide_sum(self, operand: _Operand, array: Array, finished: Callable[[Array], Array]) -> _Reduction:
+        dtype = ireert.HalElementType.map_to_dtype(operand.given.element_type)
+        target = operand.result.map().asarray(operand.given.shape, dtype)
+        return _Reduction(self._ranks.start_sum(array), array, target, operand.done, finished)
 
     def _start_broadcast(self, array: Array, root: int) -> None:
         if self._error is None:

@@ -30,6 +30,7 @@ SQUARE = torch.rand(3, 3)
 
 # The arguments of the operators that take anything else than one or two float tensors.
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "irongrad.over_ranks.default": (torch.rand(5), "moments"),
     "aten.clamp.default": (X, 0.1, 0.5),
     "aten.clamp.Tensor": (X, Y, Y + 1),
     "aten.clamp_max.default": (X, 0.5),

@@ -84,6 +84,54 @@ def statistics() -> dict[str, Any]:
     return {"gap": float(np.abs(found - np.mean(each, axis=0)).max()), "digest": digest(session)}
 
 
+def together() -> dict[str, Any]:
+    """Ranks with a part of each batch, and beside them one process with an artifact for whole batches.
+
+    A batch has two micro-batches. Each rank has the same part of both.
+    """
+    session, alone, losses = Session(ARTIFACT / "part"), Session(ARTIFACT / "whole"), []
+    session.attach(WORLD)
+    for step in range(10):
+        parts = [batch(100 * step + rank) for rank in range(WORLD.size)]
+        halves = [{n: np.split(a, 2) for n, a in part.items()} for part in parts]
+        whole = {n: np.concatenate([h[n][i] for i in range(2) for h in halves]) for n in parts[0]}
+        losses.append([session.train_step(**parts[WORLD.rank]), alone.train_step(**whole)])
+    gaps = [gap(session, alone)]
+    for step in range(2):
+        parts = [batch(1000 + step + rank) for rank in range(WORLD.size)]
+        halves = [{n: np.split(a, 2) for n, a in part.items()} for part in parts]
+        alone.grad_step(**{n: np.concatenate([h[n][i] for i in range(2) for h in halves]) for n in parts[0]})
+        session.grad_step(**parts[WORLD.rank])
+    session.apply_step()
+    alone.apply_step()
+    gaps.append(gap(session, alone))
+    calls = session.traffic.calls, session.traffic.steps
+    return {"losses": losses, "gaps": gaps, "digest": digest(session), "calls": calls}
+
+
+def refused() -> dict[str, Any]:
+    """The second rank refuses a step, before the first has the statistics that it waits for."""
+    session, good = attached(), batch(WORLD.rank)
+    session.train_step(**good)
+    before, error = digest(session), ""
+    try:
+        session.train_step(**good if WORLD.rank == 0 else {**good, "y": good["y"] + 50})
+    except IronGradError as refusal:
+        error = str(refusal)
+    same = digest(session) == before
+    session.train_step(**good)
+    return {"error": error, "same": same, "goes_on": digest(session) != before}
+
+
+def steps() -> dict[str, Any]:
+    """`train_steps`, and beside it single steps."""
+    session, other = attached(), attached()
+    batches = [batch(100 * step + WORLD.rank) for step in range(4)]
+    losses = session.train_steps(**{n: np.stack([b[n] for b in batches]) for n in batches[0]})
+    single = [other.train_step(**b) for b in batches]
+    return {"losses": losses.tolist(), "single": single, "digest": digest(session)}
+
+
 def several() -> dict[str, Any]:
     """`train_steps`, and gradients that are accumulated between the exchanges, give what single steps give."""
     session, other = attached(), attached()
