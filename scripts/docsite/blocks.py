@@ -10,6 +10,7 @@ import mermaidx
 from mkdocs.config.defaults import MkDocsConfig
 
 _NUMBERS = count()
+_WIDTH = re.compile(r"max-width: ([\d.]+px)")
 _SECOND_WORD = re.compile(r"^(```\w+) \w+$", re.MULTILINE)  # a word for the tests that run the page
 
 
@@ -25,6 +26,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def svg_of(source: str, *_: Any, **__: Any) -> str:
-    """A figure in the colours of docs/style/site.css, with an id of its own."""
+    """A figure in the colours of docs/style/site.css, with an id of its own, and its width for that style."""
     svg: str = mermaidx.render(source, config={"flowchart": {"wrappingWidth": 400}}).svg()
-    return f'<figure class="figure">{svg.replace("my-svg", f"figure-{next(_NUMBERS)}")}</figure>'
+    svg = _WIDTH.sub(r"\g<0>; --width: \1", svg.replace("my-svg", f"figure-{next(_NUMBERS)}"), count=1)
+    return f'<figure class="figure">{svg}</figure>'
