@@ -29,6 +29,7 @@ VERBS = (
     "inspect",
     "analyze",
     "machine",
+    "profile",
     "verify",
     "golden",
     "rebuild",
