@@ -45,7 +45,7 @@ Example:
 @targets_option
 @choice_options(*OF_PASSES)
 @click.option("--pass-report", is_flag=True, help="Show what every pass did, and how long it took.")
-@choice_options("entry_points", "communicate", "bucket_size", "shard", "sync_batch_norm", "base")
+@choice_options("entry_points", "communicate", "bucket_size", "shard", "sync_batch_norm", "place", "base")
 @precision_option
 @fallback_option
 @choice_options("dump_dir")

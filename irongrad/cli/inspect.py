@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import click
 import msgspec
-import numpy as np
 from rich.table import Table
 
 from irongrad.cli.common import base_option, console, directory_argument, json_option, print_json
@@ -22,6 +22,7 @@ from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import (
     OF_GRADIENTS,
     OF_STATE,
+    PASSED,
     STEPS_DIM,
     TRAIN_AND_EXPORT,
     Certificate,
@@ -29,6 +30,7 @@ from irongrad.runtime.manifest import (
     Manifest,
     Role,
     StateSpec,
+    TensorSpec,
 )
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.refusals import largest_of
@@ -58,7 +60,8 @@ def command(
     check_files(manifest, directory, tuple(manifest.files))
     state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory, base)
     values = {s.name: state[s.name].tolist() for s in manifest.state if s.role in _SHOWN}
-    commands = {e.symbol: command_line(manifest, directory, e.symbol, base) for e in manifest.all_entry_points}
+    alone = manifest.all_entry_points if manifest.placement is None else ()
+    commands = {e.symbol: command_line(manifest, directory, e.symbol, base) for e in alone}
     trains = [e.symbol for e in manifest.all_entry_points if e.name == TRAIN_AND_EXPORT]
     scripts = {symbol: training_script(manifest, directory, symbol, base) for symbol in trains}
     if as_json:
@@ -80,9 +83,11 @@ def command(
         _sizes(view)
         _indices(view)
         _hypers(view)
+    _placement(manifest)
     _state(manifest, values)
     _files(manifest)
-    console.rule("commands", align="left")
+    if commands:
+        console.rule("commands", align="left")
     for text in commands.values():
         console.print(text, soft_wrap=True, highlight=False)
     if scripts:
@@ -147,6 +152,20 @@ def _hypers(manifest: Manifest) -> None:
     console.print(table)
 
 
+def _placement(manifest: Manifest) -> None:
+    if manifest.placement is None:
+        return
+    console.rule("placement", align="left")
+    table = Table("part", "target", "state", box=None)
+    for part in manifest.placement.parts:
+        size = sum(size_of(s) for s in manifest.state if s.name in part.state)
+        table.add_row(part.name, part.target, f"{size:,} bytes")
+    console.print(table)
+    for name, calls in manifest.placement.programs.items():
+        passed = sum(_bytes_of(s) for call in calls for s in call.entry.outputs if s.name.startswith(PASSED))
+        console.print(f"{name}: {' → '.join(c.part for c in calls)}; {passed:,} bytes passed on", highlight=False)
+
+
 def _memory(manifest: Manifest) -> None:
     plan = manifest.memory
     if plan is None:
@@ -173,7 +192,11 @@ def _memory(manifest: Manifest) -> None:
 
 def size_of(spec: StateSpec) -> int:
     """The size of a state tensor in bytes."""
-    return int(np.prod(spec.shape, dtype=np.int64)) * numpy_dtype(spec.dtype).itemsize
+    return _bytes_of(spec)
+
+
+def _bytes_of(spec: StateSpec | TensorSpec) -> int:
+    return math.prod(map(int, spec.shape)) * numpy_dtype(spec.dtype).itemsize
 
 
 def _state(manifest: Manifest, values: Mapping[str, object]) -> None:

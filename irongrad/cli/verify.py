@@ -23,7 +23,7 @@ from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.integrity import check_files
-from irongrad.runtime.manifest import SIGNATURE, Certificate
+from irongrad.runtime.manifest import SIGNATURE, Certificate, TargetSpec
 from irongrad.runtime.manifest_file import write_manifest
 from irongrad.runtime.report import Report
 from irongrad.runtime.verification import signed, verify
@@ -63,7 +63,7 @@ def command(
         _print(report, record, rows)
     if not report.passed:
         raise VerificationError(f"{directory} is wrong on {session.device}: see the table")
-    _sign(session, record)
+    _sign(session, report, record)
     if (directory / SIGNATURE).exists():
         error_console.print(f"warning: the record changed the manifest, so sign {directory} again", highlight=False)
 
@@ -92,10 +92,19 @@ def _print(report: Report, record: Certificate, rows: int) -> None:
     print_unjudged(report.unjudged_values)
 
 
-def _sign(session: Session, record: Certificate) -> None:
-    """Write the record to the manifest; it replaces an older one for the same device and driver."""
-    mine = session.target
-    others = [c for c in mine.verified if (c.device, c.name, c.driver) != (record.device, record.name, record.driver)]
-    mine = replace(mine, verified=(*others, record))
-    targets = tuple(mine if t.name == mine.name else t for t in session.manifest.targets)
+def _sign(session: Session, report: Report, record: Certificate) -> None:
+    """Write the record to the manifest; it replaces an older one for the same device and driver.
+
+    Each part of a placed step gets a record of its own device.
+    """
+    records = {session.target.name: record}
+    if session.manifest.placement is not None:
+        records = {t.name: signed(report, t.device) for t in session.manifest.targets}
+    targets = tuple(_signed(t, records[t.name]) if t.name in records else t for t in session.manifest.targets)
     write_manifest(replace(session.manifest, targets=targets), session.directory)
+
+
+def _signed(target: TargetSpec, record: Certificate) -> TargetSpec:
+    same = (record.device, record.name, record.driver)
+    others = [c for c in target.verified if (c.device, c.name, c.driver) != same]
+    return replace(target, verified=(*others, record))

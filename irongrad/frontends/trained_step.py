@@ -79,7 +79,8 @@ class TrainedStep:
             VerificationError: they differ, so the code has changed since the artifact was compiled.
         """
         manifest = read_manifest(self.directory)
-        target = next((t.name for t in manifest.targets if is_local(t.device)), None)
+        alternatives = manifest.targets if manifest.placement is None else ()
+        target = next((t.name for t in alternatives if is_local(t.device)), None)
         entry = manifest.entry_point("predict")
         if target is None or entry is None:
             return False

@@ -30,7 +30,14 @@ Decomposition: TypeAlias = Callable[..., object]
 
 
 # The metadata that a node inherits from the node that an interpreter runs, as in torch.fx.proxy's TracerBase.
-_INHERITED = ("stack_trace", "from_node", "autograd_backward", "nn_module_stack", "source_fn_stack")
+_INHERITED = (
+    "stack_trace",
+    "from_node",
+    "autograd_backward",
+    "nn_module_stack",
+    "fwd_nn_module_stack",
+    "source_fn_stack",
+)
 
 
 def record(

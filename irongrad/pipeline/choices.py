@@ -86,6 +86,10 @@ class Choices(TypedDict, total=False):
             "switch",
         ),
     ]
+    place: Annotated[
+        Mapping[str, str] | Sequence[str],
+        Choice((), "Run this module on a target of its own; repeatable.", ("--place",), "texts", "MODULE=TARGET,…"),
+    ]
     route: Annotated[str, Choice("linalg", "How to reach linalg: directly, or over stablehlo.", ("--route",))]
     entry_points: Annotated[
         Sequence[str] | None,

@@ -38,7 +38,7 @@ from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.front import front, plainly
 from irongrad.pipeline.gc_pause import few_collections
 from irongrad.pipeline.iree.compile import CompiledModule
-from irongrad.pipeline.iree.compile_cached import compile_all
+from irongrad.pipeline.iree.compile_cached import compile_all, compile_each
 from irongrad.pipeline.joined_steps import joined, renamed_values
 from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.memory_budget import (
@@ -54,15 +54,20 @@ from irongrad.pipeline.optimizer.sharded_update import sharded
 from irongrad.pipeline.options import Options, check_choices, make_options
 from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.background_runs import AllExpected, Runs, first_runs
-from irongrad.pipeline.package import Artifact, Origin, package, write_state
+from irongrad.pipeline.package import Artifact, Modules, Origin, package, write_state
+from irongrad.pipeline.place.parts import check_parts
+from irongrad.pipeline.place.placed_modules import PlacedModules, without_loops
+from irongrad.pipeline.place.placed_step import placed
 from irongrad.pipeline.step_record import step_record
 from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.devices import is_local
+from irongrad.runtime.errors import UserError
 from irongrad.runtime.memory import clear_early, keep_freed_memory
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.step.layouts import layouts_of
 from irongrad.step.steps import Steps, named_steps
 from irongrad.step.train_step import TrainStep
+from irongrad.targets import Target
 
 GOLDEN_STEPS = 3
 
@@ -96,6 +101,8 @@ def compile(
             tune: choose the forms of convolutions by measurement on this machine, not by a cost table.
             communicate: whether ranks exchange gradients inside the step (`docs/scaling.md`); False by default.
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
+            place: targets for parts of the model, by the paths of its modules: `{"encoder": "llvm-cpu", "head":
+                "vulkan"}` (`docs/placement.md`). `target` then does not count.
             shard: `optimizer` to divide the optimizer's state among the ranks, with `communicate`; nothing by default.
             sync_batch_norm: whether BatchNorm takes the statistics of all ranks' batches, with `communicate`; False by
                 default. nn.SyncBatchNorm always does, with `communicate`.
@@ -136,6 +143,10 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
     steps = named_steps(step)
     for one in steps.values():
         check_choices(one, options.passes, options.route)
+        if options.parts:
+            check_parts(options.parts, one)
+    if options.parts and len(steps) > 1:
+        raise UserError("place does not work with several steps over one state: compile each step by itself")
     check_budget(steps, options.passes)
     run = BuildRun(options, last=[*steps][-1])
     with (
@@ -169,7 +180,8 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         own = {name: selected(own[name], interface) for name, interface in interfaces.items()}
         alternation = Alternation(captured, own, together.names) if len(interfaces) > 1 else None
         first = partial(first_runs, {n: (made, own[n]) for n, made in captured.items()}, GOLDEN_STEPS, alternation)
-        compiled = _compiled(run, first, graphs, interfaces, directory)
+        compiling = _compiled_parts if options.parts else _compiled
+        compiled = compiling(run, first, graphs, interfaces, directory)
         run.part = ""
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
         choices = tuple(choice for record in run.records for choice in record.choices)
@@ -204,7 +216,7 @@ class _Compiled:
 
     Attributes:
         passes: the passes that ran on the steps.
-        module: the portable module.
+        module: the portable module, or those of the parts.
         targets: the compiled module of each target.
         expected: the expected values of each step.
         initial: the file of the initial state.
@@ -212,7 +224,7 @@ class _Compiled:
     """
 
     passes: tuple[Pass, ...]
-    module: AssembledModule
+    module: Modules
     targets: Sequence[CompiledModule]
     expected: AllExpected
     initial: Path
@@ -263,6 +275,41 @@ def _compiled(
             graphs = _all_optimised(run, wholes, passes)
 
 
+def _compiled_parts(
+    run: BuildRun,
+    first: Callable[[], AbstractContextManager[Runs]],
+    wholes: Graphs,
+    interfaces: Mapping[str, Interface],
+    scratch: Path,
+) -> _Compiled:
+    """Cut the step into parts, and run the stages from `passes` to `compile` on each."""
+    options, stage = run.options, run.stage
+    ((name, whole),) = wholes.items()
+    cut = placed(whole, without_loops(interfaces[name]), options.parts)
+    run.records.clear()
+    with first() as runs:
+        modules: dict[str, AssembledModule] = {}
+        optimised: dict[str, StepGraph] = {}
+        for number, part in enumerate(cut.parts):
+            run.part, run.last = part.part.name, cut.parts[-1].part.name
+            target = options.targets[number]
+            graph = optimised[run.part] = stage("passes", _optimised, part.graph, options.passes, run, (target,))
+            imported = _imported(run, run.part, graph, scratch)
+            assembled = partial(portable_module, disabled=options.disabled_module_passes)
+            modules[target.name] = stage("assemble", assembled, [Part(imported, part.interface)])
+        run.part = ""
+        graphs = {part.part.name: part.graph for part in cut.parts}
+        own = {part.part.name: part.interface for part in cut.parts}
+        run.memory = memory_of_all(optimised, own, options.backends)
+        pairs = [*zip(modules.values(), options.targets, strict=True)]
+        expected: AllExpected = stage("oracle", runs)
+        compiled = partial(compile_each, options.module_cache, observer_of=run.note_module_pass)
+        targets = stage("compile", compiled, pairs, scratch)
+        record = step_record(graphs, optimised, own, run.records, options.backends)
+    program = PlacedModules(whole, without_loops(interfaces[name]), cut.placement, modules)
+    return _Compiled(options.passes, program, targets, expected, write_state(program, scratch), record)
+
+
 def _imported(run: BuildRun, name: str, graph: StepGraph, scratch: Path) -> ImportedStep:
     run.part = name
     return run.stage("import", import_functions, graph, scratch, run.options.route)
@@ -274,16 +321,16 @@ def _all_optimised(run: BuildRun, graphs: Graphs, passes: tuple[Pass, ...]) -> d
     optimised: dict[str, StepGraph] = {}
     for name, graph in graphs.items():
         run.part = name
-        optimised[name] = run.stage("passes", _optimised, graph, passes, run)
+        optimised[name] = run.stage("passes", _optimised, graph, passes, run, run.options.targets)
     return pack_together(optimised)
 
 
-def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun) -> StepGraph:
+def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun, targets: tuple[Target, ...]) -> StepGraph:
     """Run `passes`; float64 is checked after them, because they remove some of it."""
     options = run.options
-    timer = Stopwatch(options.targets, options.cache, options.on_measuring) if options.tune else None
-    optimised = run_passes(graph, passes, options.backends, run.note_pass, timer)
-    check_float64(optimised, options.targets)
+    timer = Stopwatch(targets, options.cache, options.on_measuring) if options.tune else None
+    optimised = run_passes(graph, passes, [target.backend for target in targets], run.note_pass, timer)
+    check_float64(optimised, targets)
     return optimised
 
 

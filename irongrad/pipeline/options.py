@@ -17,8 +17,10 @@ from irongrad.pipeline.choices import Choices, completed
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
 from irongrad.pipeline.memory_budget import asked_budget
+from irongrad.pipeline.place.parts import Part, parts_of
 from irongrad.runtime.byte_sizes import bytes_in
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import STACKED
 from irongrad.runtime.staging import check_output
 from irongrad.sizes.buckets import open_dimensions
 from irongrad.step.train_step import TrainStep, sizes_of
@@ -52,6 +54,7 @@ class Options:
         bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
         shard: whether ranks divide the optimizer's state among them.
         synchronised: which batch normalisations take the statistics of all ranks' batches.
+        parts: the parts of the model that have a target of their own each; empty to compile the whole for each target.
         entry_points: the entry points to include; None for all. Fewer compile faster, and without `grad_step` no memory
             is reserved for accumulated gradients.
         base: the file of the frozen parameters and buffers; None to keep them in the artifact.
@@ -72,6 +75,7 @@ class Options:
     bucket_bytes: int = 0
     shard: bool = False
     synchronised: Synchronised = Synchronised.NONE
+    parts: tuple[Part, ...] = ()
     entry_points: tuple[str, ...] | None = None
     base: Path | None = None
     dump_dir: Path | None = None
@@ -111,13 +115,17 @@ def make_options(
     check_output(Path(output))
     if stop_after is not None and stop_after not in STAGES:
         raise UserError(f"there is no stage {stop_after!r}; the stages are {', '.join(STAGES)}")
-    names = [target] if isinstance(target, str) else list(target)
+    parts = parts_of(chosen["place"])
+    _check_placed(parts, chosen)
+    names = [part.asked for part in parts] or ([target] if isinstance(target, str) else list(target))
     disabled = tuple(name for name in chosen["disable_passes"] if name in module_passes())
     check_disabled(disabled)
     dump_dir, entry_points = chosen["dump_dir"], chosen["entry_points"]
     return Options(
         output=Path(output),
-        targets=tuple(replace(t, disabled_passes=disabled) for t in parse_targets(names)),
+        targets=tuple(
+            replace(t, disabled_passes=disabled) for t in ([p.target for p in parts] or parse_targets(names))
+        ),
         asked=tuple(names),
         passes=passes_over_graph(chosen),
         disabled_module_passes=disabled,
@@ -126,6 +134,7 @@ def make_options(
         bucket_bytes=_bucket_bytes(chosen["bucket_size"]) if chosen["communicate"] else 0,
         shard=_is_sharded(chosen),
         synchronised=_synchronised(chosen),
+        parts=parts,
         entry_points=tuple(entry_points) if entry_points is not None else None,
         base=base_path(chosen["base"]),
         dump_dir=Path(dump_dir) if dump_dir is not None else None,
@@ -140,6 +149,14 @@ def _bucket_bytes(text: str) -> int:
     if text.strip().endswith("%") or (size := bytes_in(text, 0)) <= 0:
         raise UserError(f"bucket_size is {text!r}; it must be a size above zero, such as 25MiB")
     return size
+
+
+def _check_placed(parts: Sequence[Part], chosen: Choices) -> None:
+    refused = ("communicate", "max_memory", "base", "tune")
+    if parts and (given := next((name for name in refused if chosen[name]), None)):  # type: ignore[literal-required]
+        raise UserError(f"place does not work with {given}: leave one of them out")
+    if parts and (looped := [name for name in chosen["entry_points"] or () if name in STACKED]):
+        raise UserError(f"place does not work with {looped[0]}, which loops inside a module: leave it out")
 
 
 def _is_sharded(chosen: Choices) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from irongrad.analysis.file import encoded
 from irongrad.analysis.records import FORMAT_VERSION as RECORD_VERSION
@@ -17,7 +17,6 @@ from irongrad.analysis.records import Analysis
 from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
-from irongrad.pipeline.assemble.assemble import AssembledModule
 from irongrad.pipeline.assemble.exchange import exchanged
 from irongrad.pipeline.assemble.interface import OF_WHOLE, Interface
 from irongrad.pipeline.assemble.shard_functions import exchange_buckets
@@ -38,7 +37,6 @@ from irongrad.runtime.manifest import (
     FORMAT_VERSION,
     INITIAL_STATE,
     OF_BASE,
-    PORTABLE_MODULE,
     SKIPPED,
     TRAIN_AND_EXPORT,
     ChoiceSpec,
@@ -47,6 +45,7 @@ from irongrad.runtime.manifest import (
     LayoutSpec,
     Manifest,
     MemorySpec,
+    PlacementSpec,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -58,6 +57,27 @@ from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
 from irongrad.runtime.verification import certificate
+
+
+class Modules(Protocol):
+    """What an artifact is made of: one portable module, or one for each part of a placed step."""
+
+    @property
+    def graphs(self) -> tuple[StepGraph, ...]:
+        """The step graphs over one state."""
+
+    @property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """Their entry points, in the same order."""
+
+    @property
+    def placement(self) -> PlacementSpec | None:
+        """The parts of a placed step, or None."""
+
+    @property
+    def portable(self) -> Mapping[str, bytes]:
+        """The files of the portable modules."""
+
 
 PACKAGES = ("torch", "torch-mlir", "iree-base-compiler", "iree-base-runtime", "numpy")
 
@@ -111,7 +131,7 @@ class Origin:
 
 
 def package(
-    module: AssembledModule,
+    module: Modules,
     compiled: Sequence[CompiledModule],
     origin: Origin,
     expected: Mapping[str, ExpectedAtSizes],
@@ -121,7 +141,7 @@ def package(
     """Write all files to a directory beside `output`, verify each target there, and move it into place.
 
     Args:
-        module: the portable module.
+        module: the portable module, or those of the parts of a placed step.
         compiled: the compiled module of each target.
         origin: how the modules were made.
         expected: the expected values by the name of the step, and of several steps in turn. The artifact keeps those at
@@ -132,27 +152,29 @@ def package(
     Raises:
         VerificationError: a target's numbers are wrong; nothing is written.
     """
-    with staged(output) as staging, shared_base(module.graph, origin.base) as base:
+    with staged(output) as staging, shared_base(module.graphs[0], origin.base) as base:
         for binary in compiled:
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
-        (staging / PORTABLE_MODULE).write_bytes(module.bytecode)
+        for name, bytecode in module.portable.items():
+            (staging / name).write_bytes(bytecode)
         write_record(origin.record, compiled, staging)
         shutil.move(initial, staging / INITIAL_STATE)
         manifest = _with_header(_manifest(module, compiled, origin, staging), staging)
-        manifest = replace(manifest, base_file=None if base is None else base_spec(module.graph, base, output))
+        manifest = replace(manifest, base_file=None if base is None else base_spec(module.graphs[0], base, output))
         write_manifest(manifest, staging)
         reports: dict[str, Report] = {}
         targets: list[TargetSpec] = []
-        for target in manifest.targets:
-            runs_here = not why_not(target, staging, target.device)
-            if not (runs_here and is_local(target.device)):
+        for together in _loaded_together(manifest):
+            runs_here = not any(why_not(target, staging, target.device) for target in together)
+            if not (runs_here and all(is_local(target.device) for target in together)):
                 for values in expected.values():
                     values.own.widest()  # other devices may round more; other CPUs round like this one
             if runs_here:
-                session = Session(staging, target=target.name, on_nonfinite="ignore")
-                reports[target.name] = _verified(session, expected)
-                target = replace(target, certificate=certificate(reports[target.name], target.device))
-            targets.append(target)
+                chosen = together[0].name if manifest.placement is None else None
+                report = _verified(Session(staging, target=chosen, on_nonfinite="ignore"), expected)
+                reports |= {target.name: report for target in together}
+                together = tuple(replace(t, certificate=certificate(report, t.device)) for t in together)
+            targets += together
         files = dict(manifest.files)
         for name, values in expected.items():
             path = staging / golden_file(name if name in manifest.steps else "")
@@ -161,6 +183,11 @@ def package(
         manifest = write_manifest(replace(manifest, targets=tuple(targets), files=files), staging)
         publish(staging, output)
     return Artifact(output, manifest, reports)
+
+
+def _loaded_together(manifest: Manifest) -> list[tuple[TargetSpec, ...]]:
+    """The targets of the parts of a placed step at once, or each target by itself."""
+    return [manifest.targets] if manifest.placement is not None else [(target,) for target in manifest.targets]
 
 
 def _with_header(manifest: Manifest, staging: Path) -> Manifest:
@@ -259,10 +286,10 @@ def _skips_differ(bad: Sequence[Comparison]) -> bool:
     return any(c.key.endswith(f"/{SKIPPED}") for c in bad)
 
 
-def write_state(module: AssembledModule, scratch: Path) -> Path:
+def write_state(module: Modules, scratch: Path) -> Path:
     """Write the initial state as an IREE parameter archive, and return the file."""
     path = scratch / INITIAL_STATE
-    write_archive(path, {t.name: bytes_of(t.initial) for t in module.graph.state if not t.in_base})
+    write_archive(path, {t.name: bytes_of(t.initial) for t in module.graphs[0].state if not t.in_base})
     return path
 
 
@@ -288,16 +315,17 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
     )
 
 
-def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
+def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
     targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
-    names = [t.file for t in targets] + [PORTABLE_MODULE, INITIAL_STATE, ANALYSIS]
+    names = [*(t.file for t in targets), *module.portable, INITIAL_STATE, ANALYSIS]
+    graph = module.graphs[0]
     versions = {"irongrad": VERSION, "python": platform.python_version()}
     whole = module.interfaces[0]
     return Manifest(
         format_version=FORMAT_VERSION,
-        **_of_step(module.graph, whole) if not module.graph.name else _of_whole(module),
+        **_of_step(graph, whole) if not graph.name else _of_whole(module),
         state=whole.state,
-        base=_base(module.graph),
+        base=_base(graph),
         layouts=dict(origin.layouts),
         targets=tuple(targets),
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
@@ -314,7 +342,8 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
             if g.bucket_bytes and "joint" in g.functions
         },
         statistics={g.name: sizes for g in module.graphs if (sizes := statistics_bytes(g))},
-        shards=tuple(shard.state for shard in module.graph.shards),
+        shards=tuple(shard.state for shard in graph.shards),
+        placement=module.placement,
         steps={
             graph.name: StepSpec(**_of_step(graph, _without_whole(interface)))
             for graph, interface in zip(module.graphs, module.interfaces, strict=True)
@@ -323,9 +352,9 @@ def _manifest(module: AssembledModule, compiled: Sequence[CompiledModule], origi
     )
 
 
-def _of_whole(module: AssembledModule) -> dict[str, Any]:
+def _of_whole(module: Modules) -> dict[str, Any]:
     """The fields of a manifest of several steps that each step has, too: those of the whole state."""
-    entry_points = tuple(e for e in module.entry_points if e.name in OF_WHOLE)
+    entry_points = tuple(e for i in module.interfaces for e in i.entry_points if e.name in OF_WHOLE)
     gradients = tuple(dict.fromkeys(name for graph in module.graphs for name in graph.gradients))
     return {"entry_points": entry_points, "hypers": (), "fixed": {}, "gradients": gradients}
 

@@ -56,11 +56,14 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
 
     Raises:
         ArtifactError: the artifact is damaged.
-        UserError: no targets are given, and the manifest does not say how the user wrote them.
+        UserError: no targets are given, and the manifest does not say how the user wrote them. Or the artifact is
+            compiled with `place`.
         ToolchainError: this IREE cannot read or compile the module.
         VerificationError: a rebuilt target's numbers are wrong; the artifact stays as it was.
     """
     manifest = read_manifest(directory)
+    if manifest.placement is not None:
+        raise UserError(f"{directory} is compiled with place; compile the step itself again")
     check_files(manifest, directory, (PORTABLE_MODULE, INITIAL_STATE, *manifest.golden_files.values()))
     record = read_analysis(directory, manifest)
     asked = tuple(targets) or tuple(t.asked for t in manifest.targets)

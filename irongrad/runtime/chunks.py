@@ -15,8 +15,8 @@ import numpy as np
 from irongrad.runtime.arguments import as_array
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError
-from irongrad.runtime.loaded_module import LoadedModule
 from irongrad.runtime.manifest import EARLY, EntryPoint, Manifest, TensorSpec
+from irongrad.runtime.module import Module
 
 # The seconds that a chunk should take: a person does not wait that long after Ctrl-C.
 _SECONDS = 0.25
@@ -50,7 +50,7 @@ class Pace:
 
 
 def train_steps(
-    module: LoadedModule,
+    module: Module,
     manifest: Manifest,
     values: Sequence[Any],
     pace: Pace,
@@ -114,7 +114,7 @@ def _leaves_range(spec: TensorSpec, value: Any) -> bool:
     return bool((outside if spec.exempt is None else outside & (array != spec.exempt)).any())
 
 
-def _undo(module: LoadedModule, manifest: Manifest) -> Callable[[], object] | None:
+def _undo(module: Module, manifest: Manifest) -> Callable[[], object] | None:
     """Return a function that puts the state back, if a later chunk may be refused; None if the state cannot be kept.
 
     A later chunk can be refused for a computed index, or for a limit that depends on the sizes of the call.

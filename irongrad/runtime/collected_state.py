@@ -12,7 +12,7 @@ from irongrad.runtime.manifest import EntryPoint, Manifest, TensorSpec
 from irongrad.runtime.safetensors_file import numpy_dtype
 
 if TYPE_CHECKING:
-    from irongrad.runtime.loaded_module import LoadedModule
+    from irongrad.runtime.module import Module
 
 # The function of a module that returns the state which every rank holds.
 REST = "ranks.rest"
@@ -23,7 +23,7 @@ def shard_entry(number: int) -> str:
     return f"ranks.shard.{number}"
 
 
-def collected(module: LoadedModule, manifest: Manifest, *, shards: bool = True) -> Iterator[tuple[str, Array]]:
+def collected(module: Module, manifest: Manifest, *, shards: bool = True) -> Iterator[tuple[str, Array]]:
     """Yield every tensor of the state, with its name; all ranks call this.
 
     Args:
@@ -49,7 +49,7 @@ def collected(module: LoadedModule, manifest: Manifest, *, shards: bool = True) 
             yield from _shard(module, number, [specs[name] for name in names])
 
 
-def _shard(module: LoadedModule, number: int, specs: list[TensorSpec]) -> Iterator[tuple[str, Array]]:
+def _shard(module: Module, number: int, specs: list[TensorSpec]) -> Iterator[tuple[str, Array]]:
     exchange = module.exchange
     assert exchange is not None
     root, ranks = exchange.owners[number], exchange.communicator

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import (
     BASE_SCOPE,
     CHECKPOINT_HEADER,
@@ -70,7 +71,13 @@ def run_module(
 
     Raises:
         KeyError: there is no entry point `entry`.
+        UserError: the artifact is compiled with `place`.
     """
+    if manifest.placement is not None:
+        raise UserError(
+            "the artifact is compiled with place: its parts run one after the other on several devices, and "
+            "iree-run-module calls one module. Run it from Python, or by irongrad"
+        )
     point = manifest.exported(entry)
     if point is None:
         raise KeyError(entry)

@@ -26,6 +26,18 @@ from irongrad.runtime.transfer import to_device, to_host
 _IRPA, _SAFETENSORS = "irpa", "safetensors"
 
 
+class RefusedCallError(GuardError):
+    """A call that the module refuses.
+
+    Attributes:
+        reason: what the module says.
+    """
+
+    def __init__(self, entry: EntryPoint, why: str) -> None:
+        super().__init__(f"{entry.symbol}: {why}; expected {entry.signature}")
+        self.reason = why
+
+
 class LoadedModule:
     """A module on a device, and the functions that it exports.
 
@@ -185,7 +197,7 @@ class LoadedModule:
         """As `run`, with the outputs as arrays of the host; `wanted` names them, if not all are wanted."""
         with self.lock:
             outputs = zip(self._run(entry, values), entry.outputs, strict=True)
-            return [self._to_host(view, spec) for view, spec in outputs if wanted is None or spec.name in wanted]
+            return [self.to_host(view, spec) for view, spec in outputs if wanted is None or spec.name in wanted]
 
     def on_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device.
@@ -215,7 +227,7 @@ class LoadedModule:
         try:
             self._context.invoke(self._function(entry.symbol), arguments, results)
         except Exception as error:
-            raise GuardError(f"{entry.symbol}: {reason(error)}; expected {entry.signature}") from error
+            raise RefusedCallError(entry, reason(error)) from error
         return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
 
     def _refuse_unusable(self) -> None:
@@ -236,6 +248,7 @@ class LoadedModule:
                 f"{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be an input"
             ) from None
 
-    def _to_host(self, view: Any, spec: TensorSpec) -> Array:
+    def to_host(self, view: Any, spec: TensorSpec) -> Array:
+        """Copy a buffer that `run` returned to the host."""
         host = to_host(self._device, view)
         return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)

@@ -71,6 +71,8 @@ STANDARD = frozenset(
 )
 # Names that an entry point cannot have, because the module or the command line uses them.
 RESERVED = frozenset({"accumulated", "border", "joint", "update", "accumulate", "mean", "finish", "eval", "step"})
+# What the names of values begin with that one segment of a placed step passes to another.
+PASSED = "@"
 # The input dimension over which the entry points `STACKED` loop.
 STEPS_DIM = "K"
 # What keeps an index within its tensor; see `IndexSpec.how`.
@@ -458,12 +460,55 @@ class StepSpec:
 
 
 @dataclass(frozen=True)
+class PartSpec:
+    """A part of a model on a device of its own.
+
+    Attributes:
+        name: the paths of its modules, joined by `+`.
+        target: the name of its target.
+        state: the names of the state tensors that it holds; several parts hold counters and seeds.
+        gradients: the names of its trained parameters.
+    """
+
+    name: str
+    target: str
+    state: tuple[str, ...]
+    gradients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an entry point of a part's module.
+
+    Attributes:
+        part: the name of the part.
+        entry: its entry point. An input has the name of an input of the step, or of an output of an earlier call.
+    """
+
+    part: str
+    entry: EntryPoint
+
+
+@dataclass(frozen=True)
+class PlacementSpec:
+    """Where the parts of a step run (`irongrad.compile(place=…)`).
+
+    Attributes:
+        parts: the parts. Each has a target of its own, and all of them are loaded together.
+        programs: for each entry point that computes, the calls that it consists of, in order.
+    """
+
+    parts: tuple[PartSpec, ...]
+    programs: dict[str, tuple[Call, ...]]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """An artifact's manifest.
 
     Attributes:
         format_version: the version of the artifact's layout.
-        entry_points: the functions that every .vmfb exports.
+        entry_points: the functions that every .vmfb exports; of a step in parts, those that its parts compute together.
         hypers: run-time hyperparameters with their defaults.
         fixed: hyperparameters that are compiled in, with their values.
         state: all state tensors.
@@ -496,6 +541,7 @@ class Manifest:
             the name of the step. Empty if every rank normalises by its own.
         shards: the names of the tensors in each shard of the optimizer's state, which ranks divide among them; empty if
             every rank holds that state whole.
+        placement: the parts of a step on several devices; None if each target has the whole step.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
             every other file, so this is the identity of the artifact.
     """
@@ -527,6 +573,7 @@ class Manifest:
     exchange: dict[str, tuple[int, ...]] = field(default_factory=dict)
     statistics: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shards: tuple[tuple[str, ...], ...] = ()
+    placement: PlacementSpec | None = None
     digest: str = ""
 
     @property

@@ -15,6 +15,8 @@ from irongrad.runtime.loaded_module import LoadedModule
 from irongrad.runtime.manifest import INITIAL_STATE, Manifest, TargetSpec
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
+from irongrad.runtime.module import Module
+from irongrad.runtime.placed_module import PlacedModule
 from irongrad.runtime.selection import check_device, choose_target
 from irongrad.runtime.signatures import Trusted, check_signature
 from irongrad.runtime.stacks import give_workers_stack
@@ -51,7 +53,7 @@ class Opened:
 
     Attributes:
         manifest: its manifest.
-        target: the target that was chosen.
+        target: the target that was chosen; of a placed step, that of the first part.
         device: the URI of the device.
         module: the module on the device, with its state.
         nonfinite: the names of the tensors of the checkpoint that hold NaN or infinite values.
@@ -61,7 +63,7 @@ class Opened:
     manifest: Manifest
     target: TargetSpec
     device: str
-    module: LoadedModule
+    module: Module
     nonfinite: tuple[str, ...]
     base: dict[str, Array]
 
@@ -92,11 +94,13 @@ def _replaced(manifest: Manifest, directory: Path) -> bool:
 def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
     if asked.trusted is not None:
         check_signature(manifest, directory, asked.trusted)
-    target = choose_target(manifest, directory, asked.target, asked.device)
+    targets = _chosen(manifest, directory, asked)
+    target = targets[0]
     device = asked.device or target.device
     check_files(manifest, directory, (INITIAL_STATE,))
-    code = checked_bytes(manifest, directory, target.file)
-    check_device(target, directory, device, verifying=asked.verifying)
+    codes = [checked_bytes(manifest, directory, each.file) for each in targets]
+    for each in targets:
+        check_device(each, directory, asked.device or each.device, verifying=asked.verifying)
     base = base_of(manifest, directory, asked.base)
     shared = read_base(manifest, base)
     states = [directory / INITIAL_STATE]
@@ -105,13 +109,26 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
         checked = checkpoints.check(asked.checkpoint, manifest, shared)
         nonfinite = checked.nonfinite
         states = [asked.checkpoint, *(() if checked.is_whole else states)]  # IREE takes a tensor from the first file
-    if is_local(device):
+    if any(is_local(asked.device or each.device) for each in targets):
         keep_freed_memory()
         # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
         size = sum(state.stat().st_size for state in states)
         prefer_large_pages(2 * (size + max(target.transients.values(), default=0)))
         give_workers_stack()
-    module = LoadedModule(
-        directory / target.file, code, states, device, base_index(manifest, base, mapped=is_local(device))
-    )
+    modules = [
+        LoadedModule(directory / each.file, code, states, uri, base_index(manifest, base, mapped=is_local(uri)))
+        for each, code in zip(targets, codes, strict=True)
+        for uri in [asked.device or each.device]
+    ]
+    module: Module = modules[0] if manifest.placement is None else PlacedModule(manifest, manifest.placement, modules)
     return Opened(manifest, target, device, module, nonfinite, shared)
+
+
+def _chosen(manifest: Manifest, directory: Path, asked: Asked) -> tuple[TargetSpec, ...]:
+    """The target to load, or those of all parts of a placed step."""
+    if manifest.placement is None:
+        return (choose_target(manifest, directory, asked.target, asked.device),)
+    if asked.target is not None or asked.device is not None:
+        where = ", ".join(f"{p.name} on {p.target}" for p in manifest.placement.parts)
+        raise ArtifactError(f"{directory} is compiled with place, so each part has its target ({where}): give none")
+    return manifest.targets

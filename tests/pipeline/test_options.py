@@ -41,6 +41,7 @@ def test_every_choice_reaches_the_options(tmp_path: Path):
         "bucket_size": "1MiB",
         "shard": "optimizer",
         "sync_batch_norm": True,
+        "place": {"0": "llvm-cpu", "1": "vulkan"},
         "base": tmp_path / "base.irpa",
         "dump_dir": tmp_path,
         "cache": False,

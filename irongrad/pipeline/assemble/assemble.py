@@ -26,7 +26,7 @@ from irongrad.pipeline.assemble.step_functions import declaration, part
 from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, tensor_type
 from irongrad.pipeline.lower.importer import ImportedStep
 from irongrad.runtime.errors import InternalError
-from irongrad.runtime.manifest import EntryPoint
+from irongrad.runtime.manifest import PORTABLE_MODULE, EntryPoint
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,16 @@ class AssembledModule:
     graphs: tuple[StepGraph, ...]
     interfaces: tuple[Interface, ...]
     bytecode: bytes
+
+    @property
+    def placement(self) -> None:
+        """Where parts of the program run: nowhere else than the whole."""
+        return None
+
+    @property
+    def portable(self) -> dict[str, bytes]:
+        """The files of the portable module."""
+        return {PORTABLE_MODULE: self.bytecode}
 
     @property
     def graph(self) -> StepGraph:

@@ -92,7 +92,26 @@ def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str
         yield "%one = arith.constant 1 : i64"
         yield "%n1 = arith.addi %n0, %one : i64"
         yield f"util.global.store %n1, {accumulated(graph)} : i64"
-    yield return_line(names, [spec_type(s) for s in entry.outputs])
+    if not names:  # a segment of a placed step that only stores
+        yield from _return_steps(graph)
+        return
+    kinds = [spec_type(s) for s in entry.outputs]
+    for i in _stored(entry, graph):  # IREE cannot return a buffer that a global owns
+        yield from _private(names[i], kinds[i], f"%given{i}")
+        names[i] = f"%given{i}"
+    yield return_line(names, kinds)
+
+
+def _stored(entry: EntryPoint, graph: StepGraph) -> list[int]:
+    """The positions of the outputs of a segment of a placed step that it also stores, or that a global holds."""
+    if entry.name not in graph.entries:
+        return []
+    function = graph.functions[entry.name]
+    nodes = function.graph.graph.output_node().args[0]
+    pairs = [*zip(function.results, nodes, strict=True)]
+    held = {node for value, node in pairs if value.kind != "output"}
+    given = [node for value, node in pairs if value.kind == "output"]
+    return [i for i, node in enumerate(given) if node in held or node.op == "placeholder"]
 
 
 def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, values: dict[Value, str]) -> Lines:

@@ -57,13 +57,25 @@ def compile_all(
     check: Check = unchecked,
     observer_of: Callable[[str], ModuleObserver] = lambda target: unobserved,
 ) -> list[CompiledModule]:
-    """Compile `module` for several targets in parallel, each with its own files; return results in order of `targets`.
+    """Compile `module` for several targets, as `compile_each`."""
+    return compile_each(store, [(module, target) for target in targets], scratch, check, observer_of)
+
+
+def compile_each(
+    store: Store | None,
+    pairs: Sequence[tuple[PortableModule, Target]],
+    scratch: Path,
+    check: Check = unchecked,
+    observer_of: Callable[[str], ModuleObserver] = lambda target: unobserved,
+) -> list[CompiledModule]:
+    """Compile modules for targets in parallel, each with its own files; return results in order of `pairs`.
 
     Raises:
         IronGradError: a target failed; the message names the first one in order.
     """
 
-    def compiled(number: int, target: Target) -> CompiledModule:
+    def compiled(number: int, pair: tuple[PortableModule, Target]) -> CompiledModule:
+        module, target = pair
         folder = scratch / f"target{number}"
         folder.mkdir(exist_ok=True)
         try:
@@ -72,8 +84,8 @@ def compile_all(
             raise type(error)(f"for the target {target.name!r}: {error}") from error
 
     # Threads suffice, because the work happens in processes of iree-compile.
-    with ThreadPoolExecutor(min(len(targets), os.cpu_count() or 1)) as pool:
-        return list(pool.map(compiled, range(len(targets)), targets))
+    with ThreadPoolExecutor(min(len(pairs), os.cpu_count() or 1)) as pool:
+        return list(pool.map(compiled, range(len(pairs)), pairs))
 
 
 def module_key(bytecode: bytes, target: Target) -> str:
