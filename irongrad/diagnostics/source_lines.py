@@ -24,9 +24,16 @@ from irongrad.runtime.installed import PACKAGE
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s+(.*))?')
 _PLACE = re.compile(r"([^\s'\"(]+\.\w+):(\d+)")
-_OURS = tuple(str(Path(p).resolve()) for p in (PACKAGE, Path(torch.__file__).parent))
-_PACKAGES = tuple({sysconfig.get_paths()[k] for k in ("purelib", "platlib")})
-_STANDARD = tuple({sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")})
+
+
+def _folders(*paths: str | Path) -> tuple[str, ...]:
+    """Folders as Python spells them, and without links: a virtual environment may lie behind one."""
+    return tuple({text for path in paths for text in (str(path), str(Path(path).resolve()))})
+
+
+_OURS = _folders(PACKAGE, Path(torch.__file__).parent)
+_PACKAGES = _folders(*(sysconfig.get_paths()[k] for k in ("purelib", "platlib")))
+_STANDARD = _folders(*(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")))
 _LIBRARIES = (*_PACKAGES, *_STANDARD)
 _LAYERS = str(Path(torch.__file__).parent / "nn")
 # The files that call the user's code: the model and the loss, functions, and optimizers.

@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 _LINK = re.compile(r"(?<=\]\()(?!\w+:)([^()\s#]+)(?=[#)])")
+_NAMED = re.compile(r"\[[\w./-]+\.md\]\(([^()\s#]+\.md)")  # a link whose text is the name of the page
+_TITLE = re.compile(r"^# (.*)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,14 +33,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point relative links, which hold in the repository, to pages of the site."""
+    """Point relative links, which hold in the repository, to pages of the site, and call pages by their titles."""
     here = posixpath.dirname(page.file.src_uri) or "."
+
+    def titled(link: re.Match[str]) -> str:
+        path = _path_of(link[1], page.file)
+        title = _TITLE.search((ROOT / path).read_text()) if path else None
+        return f"[{title[1]}]({link[1]}" if title else link[0]
 
     def in_site(link: re.Match[str]) -> str:
         path = _path_of(link[1], page.file)
         return posixpath.relpath(_page_of(path), here) if path else link[1]
 
-    return _LINK.sub(in_site, markdown)
+    return _LINK.sub(in_site, _NAMED.sub(titled, markdown))
 
 
 def _linked(file: File) -> list[str]:

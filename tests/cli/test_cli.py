@@ -299,6 +299,14 @@ def test_check_lists_every_operator(project):
     assert "aten.amax.default" in rows["forward", "aten.cross_entropy_loss.default"]["into"]
 
 
+def test_a_virtual_environment_may_lie_behind_a_link(project, tmp_path):
+    """Python then spells the files of PyTorch with the link, and they are still none of the user's."""
+    (tmp_path / "venv").symlink_to(sys.prefix)
+    command = [tmp_path / "venv/bin/python", "-m", "irongrad", "check", f"{project / 'step.py'}:make_step"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_check_finds_every_refusal_at_once(project):
     text = irongrad_here("check", f"{project / 'step.py'}:make_refused", code=2)
     assert "2 operators cannot be compiled" in text

@@ -1,8 +1,9 @@
 """Pages whose blocks are run, in order, in one empty directory.
 
 A fenced block is `python` (written to the file that its first line names), `sh` (run), or `text` (the output of the
-commands before it, with `…` for anything). `sh fails` must fail. `sh cuda` needs an NVIDIA GPU; without one, it must
-fail with the message that there is none. `sh torch` runs where PyTorch still is.
+commands before it, with `…` for anything). In `text about` a number stands for any number. `sh fails` must fail.
+`sh cuda` needs an NVIDIA GPU; without one, it must fail with the message that there is none. `sh torch` runs where
+PyTorch still is.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def blocks_of(markdown: str) -> list[Block]:
     return [Block(m.group(1), markdown[: m.start()].count("\n") + 1, m.group(2)) for m in found]
 
 
-def matches(pattern: str, text: str) -> bool:
+def matches(pattern: str, text: str, numbers: bool = True) -> bool:
+    """Whether a part of `text` is `pattern`. Without `numbers`, a number in it stands for any number."""
     anything = ".*".join(map(re.escape, pattern.strip().split("…")))
+    if not numbers:
+        anything = re.sub(r"\d+(?:(?:,|\\\.)\d+)*", r"[\\d.,]+", anything)
     return re.search(rf"^{anything}$", text, re.MULTILINE | re.DOTALL) is not None
 
 
@@ -81,6 +85,8 @@ class Reader:
                     assert any(message in self.printed for message in NO_GPU), self.printed
             case ["text"]:
                 assert matches(block.text, self.printed), self.printed
+            case ["text", "about"]:
+                assert matches(block.text, self.printed, numbers=False), self.printed
             case _:
                 raise AssertionError(f"a block of unknown kind {block.kind!r}")
 
@@ -109,7 +115,7 @@ def run(page: Path, place: Path, scratch: Path, wheels: Path | None = None) -> N
     for block in blocks_of(page.read_text()):
         if wheels is None and block.text.startswith("pip install"):
             continue
-        if block.kind != "text":  # a text is the output of the block before it
+        if not block.kind.startswith("text"):  # a text is the output of the block before it
             reader = readers["torch" if block.kind == "sh torch" else "device"]
         try:
             reader.do(replace(block, kind=block.kind.removesuffix(" torch")))

@@ -55,6 +55,7 @@ def test_all_indented_or_fenced_code_is_run() -> None:
         Block("sh fails", 1, "true"),
         Block("sh cuda", 1, "irongrad verify no-such-artifact --device cuda"),
         Block("text", 1, "what nothing printed"),
+        Block("text about", 1, "what nothing printed, 3 times"),
         Block("bash", 1, "true"),
     ],
     ids=lambda b: f"{b.kind}: {b.text.splitlines()[0]}",
@@ -78,3 +79,9 @@ def test_an_ellipsis_stands_for_anything():
     assert matches("f32=1.…", "f32=1.234")
     assert not matches("f32=1.…", "f32=2.1")
     assert not matches("line", "another line")
+
+
+def test_a_number_stands_for_any_number_where_the_page_says_so():
+    assert matches("loss 1.78  1,024 samples/s", "loss 0.5  99 samples/s", numbers=False)
+    assert not matches("loss 1.78", "loss nan", numbers=False)
+    assert not matches("loss 1.78", "loss 0.5")
