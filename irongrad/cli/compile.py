@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from irongrad.analysis.timeline import recorded
 from irongrad.cli.common import (
     choice_options,
     fallback_option,
@@ -20,12 +22,14 @@ from irongrad.cli.common import (
     json_option,
     precision_option,
     print_json,
+    refuse_unwritable,
     step_argument,
     targets_option,
 )
 from irongrad.cli.outcome import print_outcome
 from irongrad.cli.recorded import compile_or_repeat
 from irongrad.pipeline.choices import OF_PASSES
+from irongrad.reports.perfetto import write_trace
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import MANIFEST
 
@@ -51,6 +55,7 @@ Example:
 @choice_options("dump_dir")
 @click.option("--stop-after", metavar="STAGE", help="Stop after this stage.")
 @choice_options("cache")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write what ran when, for ui.perfetto.dev.")
 @click.option("--depfile", type=click.Path(path_type=Path), help="Write the source files this depends on, for builds.")
 @json_option
 def command(
@@ -61,6 +66,7 @@ def command(
     precision: str | None,
     bucket_fallback: str | None,
     stop_after: str | None,
+    trace: Path | None,
     depfile: Path | None,
     as_json: bool,
     **choices: Any,
@@ -70,14 +76,29 @@ def command(
     The result is verified against eager float64 before it is written.
     """
     options = given_choices(choices) | {"stop_after": stop_after}
+    if trace is not None:
+        refuse_unwritable(trace, "--trace")
+        options["cache"] = False  # else there would be nothing to see
     load = partial(load_step, source, precision, bucket_fallback)
-    outcome = compile_or_repeat(load, output, targets, options, click.get_current_context().params, quiet=as_json)
+    with _traced(trace, f"irongrad compile {source}"):
+        outcome = compile_or_repeat(load, output, targets, options, click.get_current_context().params, quiet=as_json)
     if depfile is not None and outcome.manifest is not None:
         _write_depfile(depfile, output, [Path(f) for f in outcome.files])
     if as_json:
         print_json(outcome.summary)
     else:
         print_outcome(outcome, output, pass_report=pass_report)
+
+
+@contextmanager
+def _traced(path: Path | None, title: str) -> Iterator[None]:
+    """Record what the block runs, and write it to `path`, if it is given and the block succeeds."""
+    if path is None:
+        yield
+        return
+    with recorded() as timeline:
+        yield
+    write_trace(timeline.slices, path, title)
 
 
 def load_step(source: str, precision: str | None = None, bucket_fallback: str | None = None) -> TrainStep | Steps:

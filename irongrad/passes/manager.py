@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
+from irongrad.analysis.timeline import noted
 from irongrad.graph.nodes import bodies
 from irongrad.graph.step_graph import Function, StepGraph
 from irongrad.passes.base import Choice, Context, OfAnySize, Pass, PassResult, Timer
@@ -79,7 +80,8 @@ def run_passes(
             if name in unknown and not isinstance(item, OfAnySize):
                 continue
             context = Context(name, function.arguments, function.results, tuple(targets), timer, graph)
-            record = _run(item, function.graph, context, verified, [p.name for p in passes[:number]])
+            with noted(item.name, function=name):
+                record = _run(item, function.graph, context, verified, [p.name for p in passes[:number]])
             on_pass(number, record, function)
     for function in functions.values():
         for module in _all_graphs(function.graph):

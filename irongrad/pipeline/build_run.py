@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from iree.compiler import ir
 
+from irongrad.analysis.timeline import noted
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.step_graph import Function
 from irongrad.passes import PassRecord, PassResult
@@ -100,7 +101,7 @@ class BuildRun:
         """
         start = time.perf_counter()
         self.current = name
-        with self.options.on_stage(name):
+        with self.options.on_stage(name), noted(f"{self.part}: {name}" if self.part else name):
             result = function(*arguments)
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         if self.dump_dir is not None:

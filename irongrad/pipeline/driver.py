@@ -257,7 +257,7 @@ def _compiled(
                 raise
             check = partial(check_limits, limits_of_all(graphs, interfaces, budget))
             # iree-compile is a separate process that does not keep every core busy.
-            with ThreadPoolExecutor(1) as beside:
+            with ThreadPoolExecutor(1, "compile") as beside:
                 compiling = beside.submit(compiled, module, options.targets, scratch, check)
                 run.memory = planned()
                 if not reached:

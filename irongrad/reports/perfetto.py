@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from irongrad.analysis.timeline import Slice
 from irongrad.reports.profile import Profile, Span
 from irongrad.runtime.atomic_files import atomic_write
 
 _MICRO = 1e6
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A span of time on a track.
-
-    Attributes:
-        name: what runs.
-        track: the name of the track; slices of one track do not overlap, or lie one inside the other.
-        start: seconds since the trace began.
-        seconds: how long it runs.
-        about: what Perfetto shows of it when it is selected.
-    """
-
-    name: str
-    track: str
-    start: float
-    seconds: float
-    about: dict[str, Any] = field(default_factory=dict)
 
 
 def write_trace(slices: Iterable[Slice], path: Path, title: str) -> None:

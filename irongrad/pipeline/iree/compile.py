@@ -248,7 +248,7 @@ def compile_module(
         context = compilation.context
         try:
             flow = compilation.to_flow()
-            with ThreadPoolExecutor(1) as beside:
+            with ThreadPoolExecutor(1, "count") as beside:
                 reading = beside.submit(_kernels_of, flow)
                 stream = compilation.to_stream()
             with parsed(stream) as whole:

@@ -84,7 +84,7 @@ def compile_each(
             raise type(error)(f"for the target {target.name!r}: {error}") from error
 
     # Threads suffice, because the work happens in processes of iree-compile.
-    with ThreadPoolExecutor(min(len(pairs), os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(len(pairs), os.cpu_count() or 1), "target") as pool:
         return list(pool.map(compiled, range(len(pairs)), pairs))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from iree.compiler import ir
 
+from irongrad.analysis.timeline import noted
 from irongrad.mlir.walk import bytecode_of, parsed
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.allocate_apart import AllocateApart
@@ -192,7 +193,9 @@ def run_passes_alone(
     """
     with module.context, ir.Location.unknown():
         for item in passes:
-            observer(item, item.run(module))
+            with noted(item.name):
+                result = item.run(module)
+            observer(item, result)
     if passes and not module.operation.verify():
         names = ", ".join(item.name for item in passes)
         raise InternalError(f"the module does not verify: one of the passes {names} left it invalid")

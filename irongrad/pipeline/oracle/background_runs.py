@@ -75,7 +75,7 @@ def first_runs(
             found[ALTERNATION] = ExpectedAtSizes(Expected(alternation.runs(check)))
         return found
 
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1, "oracle") as beside:
         future = beside.submit(make)
         try:
             yield future.result
