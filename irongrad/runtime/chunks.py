@@ -103,10 +103,11 @@ def _step_count(values: Sequence[Any], local: bool) -> int | None:
 
 def _refused(entry: EntryPoint, values: Sequence[Any]) -> bool:
     """Whether the module will refuse a value for the range of its input."""
-    return any(_leaves_range(spec, value) for spec, value in zip(entry.inputs, values, strict=False))
+    return any(leaves_range(spec, value) for spec, value in zip(entry.inputs, values, strict=False))
 
 
-def _leaves_range(spec: TensorSpec, value: Any) -> bool:
+def leaves_range(spec: TensorSpec, value: Any) -> bool:
+    """Whether the module will refuse a value of an input for its range."""
     if spec.minimum is None or spec.maximum is None:
         return False
     array = value.to_host() if isinstance(value, ireert.DeviceArray) else as_array(value)

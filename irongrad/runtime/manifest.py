@@ -71,6 +71,8 @@ STANDARD = frozenset(
 )
 # Names that an entry point cannot have, because the module or the command line uses them.
 RESERVED = frozenset({"accumulated", "border", "joint", "update", "accumulate", "mean", "finish", "eval", "step"})
+# The argument of a placed `apply_step` that is the number of accumulated gradients.
+COUNT = "accumulated"
 # What the names of values begin with that one segment of a placed step passes to another.
 PASSED = "@"
 # The input dimension over which the entry points `STACKED` loop.
@@ -483,10 +485,12 @@ class Call:
     Attributes:
         part: the name of the part.
         entry: its entry point. An input has the name of an input of the step, or of an output of an earlier call.
+        stores: the names of the state tensors that it changes, without accumulated gradients.
     """
 
     part: str
     entry: EntryPoint
+    stores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Asked:
         base: the base file; None for where it was when the artifact was compiled.
         trusted: the keys of which one must have signed the artifact; None to accept any artifact.
         verifying: whether the caller verifies the numbers, so that an unverified device is accepted.
+        part: the name of the only part of a placed step to load; None for all.
     """
 
     target: str | None
@@ -45,6 +46,7 @@ class Asked:
     base: Path | None
     trusted: Trusted | None
     verifying: bool
+    part: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,9 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
         for each, code in zip(targets, codes, strict=True)
         for uri in [asked.device or each.device]
     ]
-    module: Module = modules[0] if manifest.placement is None else PlacedModule(manifest, manifest.placement, modules)
+    module: Module = modules[0]
+    if manifest.placement is not None and asked.part is None:
+        module = PlacedModule(manifest, manifest.placement, modules)
     return Opened(manifest, target, device, module, nonfinite, shared)
 
 
@@ -131,4 +135,5 @@ def _chosen(manifest: Manifest, directory: Path, asked: Asked) -> tuple[TargetSp
     if asked.target is not None or asked.device is not None:
         where = ", ".join(f"{p.name} on {p.target}" for p in manifest.placement.parts)
         raise ArtifactError(f"{directory} is compiled with place, so each part has its target ({where}): give none")
-    return manifest.targets
+    parts = zip(manifest.placement.parts, manifest.targets, strict=True)
+    return tuple(target for part, target in parts if asked.part in (None, part.name))

@@ -14,11 +14,19 @@ from irongrad.runtime.arguments import as_array, as_input
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.loaded_module import LoadedModule, RefusedCallError
-from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, Call, EntryPoint, Manifest, PlacementSpec, TensorSpec
+from irongrad.runtime.manifest import (
+    COUNT,
+    OF_GRADIENTS,
+    OF_STATE,
+    Call,
+    EntryPoint,
+    Manifest,
+    PartSpec,
+    PlacementSpec,
+    TensorSpec,
+)
 from irongrad.runtime.ranks.exchange import Exchange
-
-# The argument of `apply_step`'s segments that is the number of accumulated gradients.
-_COUNT = "accumulated"
+from irongrad.runtime.safetensors_file import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -107,34 +115,19 @@ class PlacedModule:
         names = [*(s.name for s in entry.inputs), *entry.hypers]
         known = dict(zip(names, (_on_host(v) for v in values), strict=True))
         for spec in entry.inputs:
-            known[spec.name] = _checked(entry, spec, known[spec.name])
+            known[spec.name] = checked_input(entry, spec, known[spec.name])
         if entry.name == "apply_step" and not self._accumulated:
             raise GuardError("apply_step: no gradients are accumulated; call grad_step first")
-        known[_COUNT] = float(self._accumulated)
+        known[COUNT] = float(self._accumulated)
         for call in self._placement.programs[entry.name]:
-            known |= self._called(entry, call, known)
+            known |= called(self._modules[call.part], entry, call, known)
         if entry.name == "grad_step":
             self._accumulated += 1
         if entry.name == "apply_step":
-            self._clear()
+            self._accumulated = 0
+            for part in self._placement.parts:
+                clear_gradients(self._modules[part.name], self._manifest, part)
         return known
-
-    def _called(self, entry: EntryPoint, call: Call, known: Mapping[str, Any]) -> dict[str, Held]:
-        module = self._modules[call.part]
-        given = [known[name] for name in (*(s.name for s in call.entry.inputs), *call.entry.hypers)]
-        try:
-            views = module.run(call.entry, [v.on(module) if isinstance(v, Held) else v for v in given])
-        except RefusedCallError as error:
-            raise RefusedCallError(entry, error.reason) from error
-        return {s.name: Held(view, module, s) for s, view in zip(call.entry.outputs, views, strict=True)}
-
-    def _clear(self) -> None:
-        """Reset the accumulated gradients of all parts to zero."""
-        specs = {s.name: s for s in self._manifest.state}
-        sums = {n: np.zeros(specs[n].shape, specs[n].dtype) for n in self._manifest.gradients}
-        entry = self._manifest.entry_point(OF_GRADIENTS[1])
-        assert entry is not None
-        self._of_state(entry, [*sums.values(), np.array(0, np.int64)], None)
 
     def _of_state(self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None) -> dict[str, Any]:
         """Call an entry point of the state on every part; return its outputs by name."""
@@ -156,17 +149,44 @@ class PlacedModule:
     def _own(self, entry: EntryPoint) -> Iterator[tuple[str, EntryPoint]]:
         """The entry point of each part, with those of the inputs and outputs that the part holds."""
         for part in self._placement.parts:
-            held = {*(part.state if entry.name in OF_STATE else part.gradients), "count", "steps"}
-            inputs = tuple(s for s in entry.inputs if s.name in held)
-            outputs = tuple(s for s in entry.outputs if s.name in held)
-            yield part.name, EntryPoint(entry.name, inputs, (), outputs, entry.summary)
+            yield part.name, _of_part(entry, part)
+
+
+def _of_part(entry: EntryPoint, part: PartSpec) -> EntryPoint:
+    """An entry point of the state, with those of its inputs and outputs that a part holds."""
+    held = {*(part.state if entry.name in OF_STATE else part.gradients), "count", "steps"}
+    inputs = tuple(s for s in entry.inputs if s.name in held)
+    outputs = tuple(s for s in entry.outputs if s.name in held)
+    return EntryPoint(entry.name, inputs, (), outputs, entry.summary)
+
+
+def clear_gradients(module: LoadedModule, manifest: Manifest, part: PartSpec) -> None:
+    """Reset the accumulated gradients of a part to zero."""
+    entry = manifest.entry_point(OF_GRADIENTS[1])
+    assert entry is not None
+    own = _of_part(entry, part)
+    module.call(own, [np.zeros(tuple(map(int, s.shape)), numpy_dtype(s.dtype)) for s in own.inputs])
+
+
+def called(module: LoadedModule, entry: EntryPoint, call: Call, known: Mapping[str, Any]) -> dict[str, Held]:
+    """Run a call of the entry point `entry` on the values in `known`; return its outputs by name.
+
+    Raises:
+        GuardError: the module refuses a value.
+    """
+    given = [known[name] for name in (*(s.name for s in call.entry.inputs), *call.entry.hypers)]
+    try:
+        views = module.run(call.entry, [v.on(module) if isinstance(v, Held) else v for v in given])
+    except RefusedCallError as error:
+        raise RefusedCallError(entry, error.reason) from error
+    return {s.name: Held(view, module, s) for s, view in zip(call.entry.outputs, views, strict=True)}
 
 
 def _on_host(value: Any) -> Any:
     return value.to_host() if isinstance(value, ireert.DeviceArray) else value
 
 
-def _checked(entry: EntryPoint, spec: TensorSpec, value: Any) -> Array:
+def checked_input(entry: EntryPoint, spec: TensorSpec, value: Any) -> Array:
     """An input as an array; no segment runs before all inputs have the right shapes and dtypes.
 
     Raises:

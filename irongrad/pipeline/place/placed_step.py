@@ -16,6 +16,7 @@ from irongrad.pipeline.place.parts import Part
 from irongrad.pipeline.place.segments import Segment, segments_of
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import (
+    COUNT,
     OF_GRADIENTS,
     OF_STATE,
     PASSED,
@@ -30,8 +31,6 @@ from irongrad.runtime.manifest import (
 
 # The entry points that a placed artifact has for the whole state; each part has them for its own.
 _OF_PART = (*OF_STATE, *OF_GRADIENTS, "reset")
-# The number of accumulated gradients, which the program counts: an argument of the segments of `apply_step`.
-_COUNT = "accumulated"
 _STEPS = TensorSpec("steps", "int64", ())
 
 
@@ -152,11 +151,11 @@ class _PartMaker:
         summary = f"Segment {number} of {entry.name}."
         made = EntryPoint(name, inputs, hypers, outputs or (_STEPS,), summary)
         self._entries.append(made)
-        return Call(self._part.name, made)
+        return Call(self._part.name, made, tuple(r.name for r in function.results if r.kind == "state"))
 
     def made(self, whole: Interface) -> PlacedPart:
         """The part, once it has all its segments."""
-        hypers = {**self._whole.hypers, _COUNT: 1.0}
+        hypers = {**self._whole.hypers, COUNT: 1.0}
         entries = {e.name: tuple(of_entry(e.name, s.name) for s in e.inputs) for e in self._entries}
         graph = StepGraph(
             self._state,
@@ -210,7 +209,7 @@ def _renamed(function: Function, segment: str, specs: Mapping[str, TensorSpec]) 
             name = PASSED + value.name
             return Value("input", of_entry(segment, name)) if given else Value("output", name)
         if value.kind == "count":
-            return Value("hyper", _COUNT)
+            return Value("hyper", COUNT)
         if value.kind == "output" and value.name in specs:  # of a check
             return Value("output", of_entry(segment, specs[value.name].name))
         return value

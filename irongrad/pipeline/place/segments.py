@@ -125,7 +125,7 @@ def _delay(function: Function, made: Sequence[_Segment], index: dict[Node, int])
     for node in reversed([n for n in index if n not in depends]):
         part = made[index[node]].part
         ends = [index[u] - (made[index[u]].part != part) for u in node.users if u in index]
-        later = [n for n in range(index[node], min(ends, default=len(made) - 1) + 1) if made[n].part == part]
+        later = [n for n in range(index[node], min(ends, default=index[node]) + 1) if made[n].part == part]
         made[index[node]].nodes.discard(node)
         index[node] = later[-1]
         made[later[-1]].nodes.add(node)

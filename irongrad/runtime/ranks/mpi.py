@@ -83,6 +83,14 @@ class MpiCommunicator:
         """See `Communicator`."""
         self.wait(self.start_broadcast(array, root))
 
+    def start_send(self, array: Array, rank: int, tag: int) -> MpiRequest:
+        """Start to send the bytes of a contiguous `array`, which stays as it is until the request is complete."""
+        return MpiRequest(_checked(lambda: self._own.Isend(array.reshape(-1).view(np.uint8), rank, tag)))
+
+    def receive(self, array: Array, rank: int, tag: int) -> None:
+        """Overwrite a contiguous `array` with the bytes of the next one that `rank` sends under `tag`."""
+        self.wait(MpiRequest(_checked(lambda: self._own.Irecv(array.reshape(-1).view(np.uint8), rank, tag))))
+
     def without_lost(self) -> Communicator:
         """See `Communicator`. Needs ULFM: `mpirun --with-ft ulfm` (User Level Failure Mitigation, MPI Forum)."""
         try:
