@@ -265,6 +265,13 @@ def test_comments_and_strings_of_python_are_read(tmp_path: Path) -> None:
     assert found == [(1, "A docstring."), (7, "five"), (2, " one\n two\n three"), (6, " four")]
 
 
+def test_every_page_has_its_place_in_the_site() -> None:
+    """As the build of the site checks it, but at once."""
+    there = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    placed = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert there - placed == set()
+
+
 def files_of_the_package() -> set[str]:
     """Every file of the package that git knows or would add. Headings of folders stand for `__init__.py`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "irongrad"]
