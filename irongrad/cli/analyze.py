@@ -13,7 +13,8 @@ from rich.table import Table
 from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
 from irongrad.analysis.totals import Work
-from irongrad.cli.common import console, directory_argument, json_option, print_json
+from irongrad.cli.common import console, directory_argument, json_option, print_json, refuse_unwritable
+from irongrad.reports.model_explorer import write_graph
 from irongrad.reports.peaks import machine
 from irongrad.reports.summary import Summary, entries_of, summary_of
 from irongrad.runtime.byte_sizes import readable
@@ -37,14 +38,23 @@ Example:
 @click.option("--target", help="Which of the artifact's targets; the first by default.")
 @click.option("--by", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these tables. Repeatable.")
 @click.option("--top", type=click.IntRange(0), default=10, show_default=True, help="Rows of a table; 0 for all.")
+@click.option("--graph", type=click.Path(path_type=Path), help="Write the captured step for Model Explorer (JSON).")
 @json_option
 def command(
-    directory: Path, entry: str | None, target: str | None, groups: tuple[str, ...], top: int, as_json: bool
+    directory: Path,
+    entry: str | None,
+    target: str | None,
+    groups: tuple[str, ...],
+    top: int,
+    graph: Path | None,
+    as_json: bool,
 ) -> None:
     """Show what a step of the artifact in DIRECTORY computes, and what it moves through memory.
 
     Operators are counted as captured, kernels as compiled. A step of `train_steps` is that of `train_step`.
     """
+    if graph is not None:
+        refuse_unwritable(graph, "--graph")
     manifest = read_manifest(directory)
     analysis = read_analysis(directory, manifest)
     chosen = target or next(iter(analysis.targets))
@@ -52,6 +62,8 @@ def command(
     if not known:
         raise UserError(f"{directory} has no entry point that computes something")
     summary = summary_of(analysis, chosen, entry or known[0])
+    if graph is not None:
+        write_graph(analysis, directory.resolve().name, graph)
     peaks = machine() if _is_of_cpu(manifest, chosen) else None
     if as_json:
         print_json(as_dict(summary, peaks))

@@ -208,3 +208,14 @@ def test_an_unknown_entry_or_target_is_refused(artifact: Path) -> None:
     ):
         with pytest.raises(IronGradError, match=message):
             run(artifact, *arguments)
+
+
+def test_model_explorer_gets_each_operator_in_the_layers_of_its_module(artifact: Path, tmp_path: Path) -> None:
+    run(artifact, "--graph", tmp_path / "graph.json")
+    collection = json.loads((tmp_path / "graph.json").read_text())
+    assert collection["label"] == artifact.name
+    (joint,) = (graph for graph in collection["graphs"] if graph["id"] == "joint")
+    known = [node["id"] for node in joint["nodes"]]
+    assert len(known) == len(set(known))
+    assert all(edge["sourceNodeId"] in known for node in joint["nodes"] for edge in node["incomingEdges"])
+    assert {"forward/stem/0", f"backward/rest/{HOSTILE}", "forward"} <= {node["namespace"] for node in joint["nodes"]}
