@@ -36,12 +36,13 @@ make_environment() {
 }
 
 # What tests run compiled steps on: Mesa's Vulkan device on the CPU, and an aarch64 machine, which is qemu with IREE's
-# runtime for it in .venv/aarch64.
+# runtime for it in .venv/aarch64. And the browser in which they open reports.
 install_test_devices() {
     local packages=() loader=(/usr/lib/*/libvulkan.so.1) driver=(/usr/share/vulkan/icd.d/lvp_icd*.json)
     [ -e "${loader[0]}" ] || packages+=(libvulkan1)
     [ -e "${driver[0]}" ] || packages+=(mesa-vulkan-drivers)
     command -v qemu-aarch64-static >/dev/null || packages+=(qemu-user-static)
+    command -v chromium >/dev/null || packages+=(chromium)
     [ -e /usr/aarch64-linux-gnu/lib/libstdc++.so.6 ] || packages+=(libc6-arm64-cross libstdc++6-arm64-cross)
     if [ "${#packages[@]}" -gt 0 ]; then
         if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then

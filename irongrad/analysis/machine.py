@@ -42,6 +42,10 @@ class Machine:
         """The least time that so much work takes (Williams, Waterman and Patterson, "Roofline", CACM 2009)."""
         return max(operations / self.flops, nbytes / self.bandwidth)
 
+    def bound(self, operations: int, nbytes: int) -> str:
+        """What gives the least time of so much work: `arithmetic` or `memory`."""
+        return "arithmetic" if operations / self.flops > nbytes / self.bandwidth else "memory"
+
     def attainable(self, intensity: float) -> float:
         """The most operations a second at an arithmetic intensity."""
         return min(self.flops, intensity * self.bandwidth)

@@ -57,6 +57,13 @@ class Executed:
     launch: Launch
     times: int
 
+    def work(self, target: TargetRecord, name: str) -> Work:
+        """Its work, under `name`; that of a copy has no operations."""
+        launch, times = self.launch, self.times
+        operations = 0 if launch.kernel is None else target.kernels[launch.kernel].operations
+        flops = None if operations is None else times * operations
+        return Work(name, times, flops, times * launch.read, times * launch.written)
+
 
 def operators_of(analysis: Analysis, entry: str) -> list[tuple[Operator, Source, int]]:
     """The operators that one step of an entry point executes, as captured, each with its source and how often.
@@ -94,7 +101,7 @@ def operator_work(analysis: Analysis, entry: str, key: Callable[[Source], str]) 
 
 def launch_work(target: TargetRecord, entry: str, key: Callable[[Launch], str]) -> list[Work]:
     """The work of the launches of an entry point, by `key`; the most first."""
-    return _grouped(_work_of_launch(target, e, key(e.launch)) for e in executed(target, entry))
+    return _grouped(e.work(target, key(e.launch)) for e in executed(target, entry))
 
 
 def kernel_name(target: TargetRecord, launch: Launch) -> str:
@@ -122,13 +129,6 @@ def with_parents(works: list[Work]) -> list[Work]:
             part = Work(path, work.count, work.flops, work.read, work.written)
             found[path] = found[path] + part if path in found else part
     return [found[path] for path in sorted(found)]
-
-
-def _work_of_launch(target: TargetRecord, executed: Executed, name: str) -> Work:
-    launch, times = executed.launch, executed.times
-    operations = 0 if launch.kernel is None else target.kernels[launch.kernel].operations
-    flops = None if operations is None else times * operations
-    return Work(name, times, flops, times * launch.read, times * launch.written)
 
 
 def _grouped(works: Iterable[Work]) -> list[Work]:

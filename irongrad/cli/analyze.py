@@ -14,12 +14,12 @@ from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
 from irongrad.analysis.totals import Work
 from irongrad.cli.common import console, directory_argument, json_option, print_json, refuse_unwritable
+from irongrad.reports.amounts import amount
 from irongrad.reports.model_explorer import write_graph
-from irongrad.reports.peaks import machine
+from irongrad.reports.peaks import is_of_cpu, machine
 from irongrad.reports.summary import Summary, entries_of, summary_of
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import Manifest
 from irongrad.runtime.manifest_file import read_manifest
 
 GROUPS = ("phases", "operators", "modules", "lines", "kernels", "kernel_modules")
@@ -64,7 +64,7 @@ def command(
     summary = summary_of(analysis, chosen, entry or known[0])
     if graph is not None:
         write_graph(analysis, directory.resolve().name, graph)
-    peaks = machine() if _is_of_cpu(manifest, chosen) else None
+    peaks = machine() if is_of_cpu(manifest, chosen) else None
     if as_json:
         print_json(as_dict(summary, peaks))
         return
@@ -87,21 +87,17 @@ def _row(work: Work, peaks: Machine | None) -> dict[str, Any]:
     return {**asdict(work), "intensity": work.intensity, "least_seconds": least}
 
 
-def _is_of_cpu(manifest: Manifest, target: str) -> bool:
-    return any(t.name == target and t.architecture for t in manifest.targets)
-
-
 def _print_totals(summary: Summary, peaks: Machine | None) -> None:
     console.print(f"one step of {summary.entry} on {summary.target}", style="bold", highlight=False)
     captured, compiled = summary.captured, summary.compiled
     if captured.count:
         console.print(
-            f"captured: {captured.count:,} operators, {_amount(captured.flops)}FLOP in products and convolutions, "
+            f"captured: {captured.count:,} operators, {amount(captured.flops)}FLOP in products and convolutions, "
             f"{readable(captured.nbytes)} read and written if each operator ran alone",
             highlight=False,
         )
     console.print(
-        f"compiled: {compiled.count:,} launches of {len(summary.kernels):,} kernels, {_amount(compiled.flops)}"
+        f"compiled: {compiled.count:,} launches of {len(summary.kernels):,} kernels, {amount(compiled.flops)}"
         f"operations of any kind, {readable(compiled.nbytes)} read and written, {_intensity(compiled)} operations a "
         "byte",
         highlight=False,
@@ -131,7 +127,7 @@ def _print_group(name: str, rows: Sequence[Work], summary: Summary, peaks: Machi
         cells = [
             work.name,
             f"{work.count:,}",
-            _amount(work.flops).strip(),
+            amount(work.flops).strip(),
             _share(work.flops, whole.flops),
             readable(work.nbytes),
             _share(work.nbytes, whole.nbytes),
@@ -145,8 +141,8 @@ def _print_group(name: str, rows: Sequence[Work], summary: Summary, peaks: Machi
 
 
 def _bound(work: Work, peaks: Machine) -> tuple[str, str]:
-    computing, moving = (work.flops or 0) / peaks.flops, work.nbytes / peaks.bandwidth
-    return f"{1e3 * max(computing, moving):,.3f}", "arithmetic" if computing > moving else "memory"
+    operations, nbytes = work.flops or 0, work.nbytes
+    return f"{1e3 * peaks.seconds(operations, nbytes):,.3f}", peaks.bound(operations, nbytes)
 
 
 def _share(part: int | None, whole: int | None) -> str:
@@ -155,13 +151,3 @@ def _share(part: int | None, whole: int | None) -> str:
 
 def _intensity(work: Work) -> str:
     return "unknown" if work.intensity is None else f"{work.intensity:,.1f}"
-
-
-def _amount(count: int | None) -> str:
-    """A number with a prefix of the SI, ready for a unit."""
-    if count is None:
-        return "unknown "
-    for factor, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if count >= factor:
-            return f"{count / factor:.2f} {prefix}"
-    return f"{count} "

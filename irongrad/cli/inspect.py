@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +28,10 @@ from irongrad.runtime.manifest import (
     EntryPoint,
     Manifest,
     Role,
-    StateSpec,
-    TensorSpec,
 )
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.refusals import largest_of
-from irongrad.runtime.safetensors_file import numpy_dtype
+from irongrad.runtime.tensor_sizes import size_of
 
 # Roles of small state whose values show the progress of training.
 _SHOWN = frozenset({Role.COUNTER, Role.RANDOM, Role.SCALER})
@@ -162,7 +159,7 @@ def _placement(manifest: Manifest) -> None:
         table.add_row(part.name, part.target, f"{size:,} bytes")
     console.print(table)
     for name, calls in manifest.placement.programs.items():
-        passed = sum(_bytes_of(s) for call in calls for s in call.entry.outputs if s.name.startswith(PASSED))
+        passed = sum(size_of(s) for call in calls for s in call.entry.outputs if s.name.startswith(PASSED))
         console.print(f"{name}: {' → '.join(c.part for c in calls)}; {passed:,} bytes passed on", highlight=False)
 
 
@@ -188,15 +185,6 @@ def _memory(manifest: Manifest) -> None:
         total = sum(v.bytes for v in plan.values if v.decision == decision)
         table.add_row(decision, "total", "", "", f"{total:,}", style="bold")
     console.print(table)
-
-
-def size_of(spec: StateSpec) -> int:
-    """The size of a state tensor in bytes."""
-    return _bytes_of(spec)
-
-
-def _bytes_of(spec: StateSpec | TensorSpec) -> int:
-    return math.prod(map(int, spec.shape)) * numpy_dtype(spec.dtype).itemsize
 
 
 def _state(manifest: Manifest, values: Mapping[str, object]) -> None:

@@ -30,6 +30,7 @@ VERBS = (
     "analyze",
     "machine",
     "profile",
+    "report",
     "verify",
     "golden",
     "rebuild",

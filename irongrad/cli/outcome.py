@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -77,6 +78,10 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
     _print_base(outcome.manifest, output)
     for target in outcome.manifest.targets:
         _print_target(target, summary, output)
+    page = output.with_name(f"{output.name}.html")
+    console.print(
+        f"see it: irongrad report {quote(str(output))} -o {quote(str(page))}", highlight=False, soft_wrap=True
+    )
 
 
 def _print_passes(records: Sequence[Mapping[str, Any]]) -> None:

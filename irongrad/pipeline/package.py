@@ -26,6 +26,7 @@ from irongrad.pipeline.assemble.statistics import statistics_bytes
 from irongrad.pipeline.base_file import base_spec, bytes_of, shared_base
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes, verify_against
+from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.checkpoint import header
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import InternalError, VerificationError
@@ -39,6 +40,7 @@ from irongrad.runtime.manifest import (
     OF_BASE,
     SKIPPED,
     TRAIN_AND_EXPORT,
+    Certificate,
     ChoiceSpec,
     FunctionSpec,
     HyperSpec,
@@ -51,6 +53,7 @@ from irongrad.runtime.manifest import (
     golden_file,
 )
 from irongrad.runtime.manifest_file import file_spec, write_manifest
+from irongrad.runtime.notebook_table import notebook_table
 from irongrad.runtime.parameter_archive import write_archive
 from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report, combined
 from irongrad.runtime.selection import why_not
@@ -99,6 +102,21 @@ class Artifact:
     def load(self, **options: object) -> Session:
         """Load the artifact; the options are those of `irongrad.runtime.load`."""
         return Session(self.directory, **options)  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        """The artifact as a notebook shows it: its entry points, and its targets with their verification."""
+        entries = [("entry point", entry.symbol, entry.summary) for entry in self.manifest.all_entry_points]
+        targets = [
+            ("target", f"{t.name}, {readable(self.manifest.files[t.file].size)}", _verification(t.certificate))
+            for t in self.manifest.targets
+        ]
+        return notebook_table(f"Artifact {self.directory}", [*targets, *entries])
+
+
+def _verification(certificate: Certificate | None) -> str:
+    if certificate is None:
+        return "not verified: it cannot run here"
+    return f"worst error {certificate.worst:.0%} of what is allowed, against eager {certificate.oracle}"
 
 
 @dataclass(frozen=True)

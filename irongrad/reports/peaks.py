@@ -11,6 +11,7 @@ import msgspec
 from irongrad.analysis.machine import Machine, measured_machine, threads
 from irongrad.cache import default_store
 from irongrad.cache.machine import host, sha256
+from irongrad.runtime.manifest import Manifest
 
 _KIND, _FILE = "machine", "machine.json"
 
@@ -40,6 +41,11 @@ def known_machine() -> Machine | None:
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode((Path(folder) / _FILE).read_bytes(), type=Machine)
     return None
+
+
+def is_of_cpu(manifest: Manifest, target: str) -> bool:
+    """Whether a target's code is for a CPU, whose peaks `machine` measures."""
+    return any(t.name == target and t.architecture for t in manifest.targets)
 
 
 def _key() -> str:

@@ -15,7 +15,9 @@ from irongrad.analysis.totals import (
     total,
     with_parents,
 )
+from irongrad.reports.amounts import amount, nbytes
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.notebook_table import notebook_table
 
 ELSEWHERE = "(outside of the model)"
 
@@ -47,6 +49,13 @@ class Summary:
     lines: tuple[Work, ...]
     kernels: tuple[Work, ...]
     kernel_modules: tuple[Work, ...]
+
+    def _repr_html_(self) -> str:
+        """The summary as a notebook shows it: the work as captured and as compiled, and by module."""
+        rows = [self.captured, self.compiled, *self.modules]
+        cells = [(w.name, f"{w.count:,}", amount(w.flops), nbytes(w.nbytes)) for w in rows]
+        title = f"One call of {self.entry} on {self.target}"
+        return notebook_table(title, cells, ("", "count", "operations", "read and written"))
 
 
 def summary_of(analysis: Analysis, target: str, entry: str) -> Summary:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from irongrad.runtime.notebook_table import notebook_table
+
 # Shares of the largest value of a kind. A tolerance below the first does not matter. A value below the second is zero
 # but for the rounding of float64, and a tolerance below the third says that it is zero.
 _NEGLIGIBLE = 1e-5
@@ -104,6 +106,14 @@ class Report:
         errors = _middle_and_largest([c.ratio for c, _ in bounded])
         tolerances = _middle_and_largest([c.allowed / size for c, size in bounded if 0 < size < float("inf")])
         return Tightness(sum(c.elements for c in self.comparisons), *errors, *tolerances)
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it: the values with the largest errors first."""
+        verdict = "passed" if self.passed else f"failed in {len(self.wrong)} values"
+        worst = sorted(self.comparisons, key=lambda c: c.ratio, reverse=True)
+        rows = [(c.entry_point, c.key, f"{c.error:.3g}", f"{c.allowed:.3g}", f"{c.ratio:.0%}") for c in worst]
+        title = f"Verification of {self.steps} steps against eager {self.oracle}: {verdict}"
+        return notebook_table(title, rows, ("entry point", "value", "error", "allowed", ""))
 
     def _sizes(self) -> list[float]:
         """What the tolerance of each comparison is measured by: the value, or more for one that is zero."""

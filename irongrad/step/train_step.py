@@ -15,6 +15,7 @@ from irongrad.diagnostics.source_lines import caller
 from irongrad.diagnostics.stage_errors import refusals_name
 from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import TICKET, of_entry
+from irongrad.runtime.notebook_table import notebook_table
 from irongrad.sizes.buckets import Bucket, combinations
 from irongrad.sizes.constraints import conditions_of
 from irongrad.step.after_step import AfterStep, after_steps_of
@@ -224,6 +225,23 @@ class TrainStep:
         if isinstance(self.loss_scale, torch.amp.GradScaler):
             return self.loss_scale if self.loss_scale.is_enabled() else None
         return float(self.loss_scale)
+
+    def _repr_html_(self) -> str:
+        """The step as a notebook shows it: what it trains, and on what."""
+        parameters = sum(p.numel() for p in self.model.parameters())
+        loss = "the model's own" if self.loss is None else getattr(self.loss, "__name__", type(self.loss).__name__)
+        inputs = (f"{n}: {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in self.inputs.items())
+        rows = [
+            ("model", f"{type(self.model).__name__}, {parameters:,} parameters"),
+            ("trained", f"{sum(p.numel() for p in self.trained):,} parameters"),
+            ("loss", loss),
+            ("optimizer", ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)),
+            ("inputs", ", ".join(inputs)),
+            ("precision", self.precision),
+            ("micro-batches", self.accumulate),
+            ("buckets", len(self.bucket_list) or "none"),
+        ]
+        return notebook_table(f"TrainStep {self.made_at}".strip(), rows)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a new context for running the model and the loss."""

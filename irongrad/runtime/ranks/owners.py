@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from irongrad.runtime.manifest import Manifest
-from irongrad.runtime.safetensors_file import numpy_dtype
+from irongrad.runtime.tensor_sizes import size_of
 
 
 def shard_sizes(manifest: Manifest) -> list[int]:
     """The bytes of each shard of an artifact."""
-    sizes = {s.name: prod(s.shape) * numpy_dtype(s.dtype).itemsize for s in manifest.state}
+    sizes = {s.name: size_of(s) for s in manifest.state}
     return [sum(sizes[name] for name in shard) for shard in manifest.shards]
 
 
