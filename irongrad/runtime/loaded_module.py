@@ -18,6 +18,7 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import driver_of, is_local, without_launcher
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import BASE_SCOPE, SCOPE, EntryPoint, TensorSpec
+from irongrad.runtime.memory import prefer_large_pages
 from irongrad.runtime.ranks.exchange import Exchange
 from irongrad.runtime.status import reason
 from irongrad.runtime.transfer import to_device, to_host
@@ -50,7 +51,7 @@ class LoadedModule:
     """
 
     def __init__(
-        self, name: Path, code: bytes, states: Sequence[Path], device: str, base: ireert.ParameterIndex
+        self, name: Path, code: bytes, states: Sequence[Path], device: str, base: ireert.ParameterIndex, size: int
     ) -> None:
         """
         Args:
@@ -59,6 +60,7 @@ class LoadedModule:
             states: the parameter files or checkpoints to start from; a tensor is that of the first file which has it.
             device: an IREE device URI.
             base: the tensors that nothing changes.
+            size: how many bytes the state and intermediate values take.
 
         Raises:
             ArtifactError: the device cannot be opened, or the module or the state does not load on it.
@@ -73,6 +75,7 @@ class LoadedModule:
         self._functions: dict[str, Any] = {}
         forks.refuse_drivers_of_ancestors(device)
         self._base = base
+        self._size = size
         self._states = {state: state.stat() for state in states}
         self._module = self._load(name, code, states)
         forks.register(self)
@@ -102,6 +105,8 @@ class LoadedModule:
             ) from error
 
     def _load_on(self, device: Any, name: Path, code: bytes, states: Sequence[Path]) -> Any:
+        if self.is_local:
+            prefer_large_pages(self._size)
         instance = ireert.VmInstance()
         index = ireert.ParameterIndex()
         try:

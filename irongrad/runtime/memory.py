@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import platform
+from pathlib import Path
 
 # glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -37,10 +38,17 @@ def prefer_large_pages(size: int) -> None:
     virtual machine. Steps of a GPT, an MoE and a ResNet-18 take 0.93 of the time on large pages. The memory is reserved
     but not touched. On other systems, or if there is not that much memory, nothing happens.
 
-    Source: madvise(2) and the kernel's Documentation/admin-guide/mm/transhuge.rst.
+    What malloc has given out and nobody has touched comes to lie on large pages, too: the pool of 64 MiB that IREE's
+    local-task makes when it is opened. Call this after that. calloc clears memory which malloc has given out before, so
+    the pool would otherwise take all of it for itself, and touch every page.
+
+    Source: madvise(2), and the kernel's Documentation/admin-guide/mm/transhuge.rst.
     """
     if (libc := _glibc()) is not None:
-        libc.free(_on_large_pages(libc, size))
+        block = _on_large_pages(libc, size)
+        for start, length in _heap():
+            libc.madvise(start, length, mmap.MADV_HUGEPAGE)
+        libc.free(block)
 
 
 def clear_early(size: int) -> None:
@@ -66,6 +74,16 @@ def _on_large_pages(libc: ctypes.CDLL, size: int) -> int | None:
         first = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
         libc.madvise(first, max(block + size - first, 0), mmap.MADV_HUGEPAGE)
     return block
+
+
+def _heap() -> list[tuple[int, int]]:
+    """The start and the length of each mapping of the heap of malloc's main arena."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    ranges = [line.split()[0].split("-") for line in lines if line.endswith("[heap]")]
+    return [(int(start, 16), int(end, 16) - int(start, 16)) for start, end in ranges]
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from irongrad.runtime import checkpoint as checkpoints
@@ -14,9 +15,10 @@ from irongrad.runtime.integrity import check_files, checked_bytes
 from irongrad.runtime.loaded_module import LoadedModule
 from irongrad.runtime.manifest import INITIAL_STATE, Manifest, TargetSpec
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.memory import keep_freed_memory, prefer_large_pages
+from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.module import Module
 from irongrad.runtime.placed_module import PlacedModule
+from irongrad.runtime.safetensors_file import numpy_dtype
 from irongrad.runtime.selection import check_device, choose_target
 from irongrad.runtime.signatures import Trusted, check_signature
 from irongrad.runtime.stacks import give_workers_stack
@@ -113,12 +115,16 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
         states = [asked.checkpoint, *(() if checked.is_whole else states)]  # IREE takes a tensor from the first file
     if any(is_local(asked.device or each.device) for each in targets):
         keep_freed_memory()
-        # Twice the size: allocations in between fragment the memory, and too little is left in one piece.
-        size = sum(state.stat().st_size for state in states)
-        prefer_large_pages(2 * (size + max(target.transients.values(), default=0)))
         give_workers_stack()
     modules = [
-        LoadedModule(directory / each.file, code, states, uri, base_index(manifest, base, mapped=is_local(uri)))
+        LoadedModule(
+            directory / each.file,
+            code,
+            states,
+            uri,
+            base_index(manifest, base, mapped=is_local(uri)),
+            _size(manifest, each),
+        )
         for each, code in zip(targets, codes, strict=True)
         for uri in [asked.device or each.device]
     ]
@@ -126,6 +132,15 @@ def _opened(manifest: Manifest, directory: Path, asked: Asked) -> Opened:
     if manifest.placement is not None and asked.part is None:
         module = PlacedModule(manifest, manifest.placement, modules)
     return Opened(manifest, target, device, module, nonfinite, shared)
+
+
+def _size(manifest: Manifest, target: TargetSpec) -> int:
+    """The bytes of the state outside of a base file, and of the intermediate values of the largest entry point."""
+    shared = manifest.base_file.tensors if manifest.base_file is not None else {}
+    own = (spec for spec in manifest.state if spec.name not in shared)
+    return sum(prod(spec.shape) * numpy_dtype(spec.dtype).itemsize for spec in own) + max(
+        target.transients.values(), default=0
+    )
 
 
 def _chosen(manifest: Manifest, directory: Path, asked: Asked) -> tuple[TargetSpec, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import irongrad as ig
 from irongrad.runtime.memory import clear_early, prefer_large_pages
@@ -129,3 +130,30 @@ def test_memory_that_is_cleared_early_causes_no_later_page_faults() -> None:
 
 def test_clearing_more_memory_than_exists_does_nothing() -> None:
     clear_early(2**60)
+
+
+LOADED = """
+import sys
+import numpy as np
+import irongrad.runtime
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 2**10 for line in file if line.startswith("RssAnon"))
+
+before = resident()
+session = irongrad.runtime.load(sys.argv[1], device="local-task")
+session.train_step(x=np.zeros((4, 256), np.float32), y=np.zeros(4, np.int64))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc's malloc")
+def test_a_small_step_does_not_touch_the_whole_pool_of_its_device(tmp_path: Path) -> None:
+    """IREE's local-task makes a pool of 64 MiB; a step that needs 8 MiB touches that much of it."""
+    model = nn.Sequential(nn.Linear(256, 1024), nn.Linear(1024, 10))
+    inputs = {"x": torch.randn(4, 256), "y": torch.zeros(4, dtype=torch.long)}
+    step = ig.TrainStep(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters()), inputs)
+    ig.compile(step, tmp_path / "net", entry_points=["train_step"])
+    run = subprocess.run([sys.executable, "-c", LOADED, tmp_path / "net"], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 2**25
