@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from irongrad.operators.decompositions.registry import register_decomposition as register_decomposition
     from irongrad.padding.registry import register_padding_rule as register_padding_rule
     from irongrad.pipeline.driver import compile as compile
+    from irongrad.pipeline.proposed_placement import propose_placement as propose_placement
     from irongrad.quantisation.gguf_file import load_gguf as load_gguf
     from irongrad.quantisation.quantize import quantize as quantize
     from irongrad.sizes.buckets import choose_buckets as choose_buckets
@@ -49,6 +50,7 @@ __all__ = [
     "load_gguf",
     "pieces",
     "pow2",
+    "propose_placement",
     "quantize",
     "register_decomposition",
     "register_padding_rule",
@@ -72,6 +74,7 @@ _HOME = {
     "load_gguf": "irongrad.quantisation.gguf_file",
     "pieces": "irongrad.step.train_step",
     "pow2": "irongrad.sizes.buckets",
+    "propose_placement": "irongrad.pipeline.proposed_placement",
     "quantize": "irongrad.quantisation.quantize",
     "register_decomposition": "irongrad.operators.decompositions.registry",
     "register_padding_rule": "irongrad.padding.registry",

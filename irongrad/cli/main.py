@@ -24,6 +24,7 @@ VERBS = (
     "check",
     "train",
     "plan",
+    "place",
     "run",
     "export",
     "inspect",

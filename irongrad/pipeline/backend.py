@@ -21,7 +21,7 @@ from irongrad.targets import Target
 
 
 def optimised_function(graph: StepGraph, target: Target) -> tuple[StepGraph, tuple[Pass, ...]]:
-    """Run the passes of the default level on a compiled function's graph; return the graph and the passes.
+    """Run the passes of the default level on a graph for one target; return the graph and the passes.
 
     Raises:
         UnsupportedOpError: the graph computes in float64, and the target's devices cannot.
