@@ -258,7 +258,8 @@ def _restarted(session: Session) -> Session:
     """A session at the initial state, without accumulated gradients."""
     names = {e.name for e in session.manifest.entry_points}
     if "grad_step" in names and "apply_step" not in names:  # nothing else clears the gradients
-        fresh = Session(session.directory, target=session.target.name, on_nonfinite="ignore")
+        target = session.target.name if session.manifest.placement is None else None
+        fresh = Session(session.directory, target=target, on_nonfinite="ignore")
         return fresh.step(session.step_name) if session.step_name else fresh
     session.load_state(session.initial_state())
     return session

@@ -162,10 +162,11 @@ def _of_part(entry: EntryPoint, part: PartSpec) -> EntryPoint:
 
 def clear_gradients(module: LoadedModule, manifest: Manifest, part: PartSpec) -> None:
     """Reset the accumulated gradients of a part to zero."""
-    entry = manifest.entry_point(OF_GRADIENTS[1])
-    assert entry is not None
-    own = _of_part(entry, part)
-    module.call(own, [np.zeros(tuple(map(int, s.shape)), numpy_dtype(s.dtype)) for s in own.inputs])
+    specs = {s.name: TensorSpec(s.name, s.dtype, s.shape) for s in manifest.state}
+    count = TensorSpec("count", "int64", ())
+    inputs = (*(specs[name] for name in part.gradients), count)
+    zeros = [np.zeros(tuple(map(int, s.shape)), numpy_dtype(s.dtype)) for s in inputs]
+    module.call(EntryPoint(OF_GRADIENTS[1], inputs, (), (count,), ""), zeros)
 
 
 def called(module: LoadedModule, entry: EntryPoint, call: Call, known: Mapping[str, Any]) -> dict[str, Held]:

@@ -158,3 +158,15 @@ def test_what_takes_one_module_is_refused(directory, placed):
         run_module(placed.manifest, directory, "train_step")
     with pytest.raises(UserError, match="compile the step itself again"):
         CliRunner().invoke(rebuild.command, [str(directory)], catch_exceptions=False)
+
+
+def test_gradients_accumulate_without_the_entry_points_that_export_them(tmp_path, batches):
+    artifact = ig.compile(make_step(), tmp_path / "a", place=PLACE, entry_points=("grad_step", "apply_step"))
+    session = artifact.load()
+    session.grad_step(**batches[0])
+    first = session.apply_step()
+    session.load_state(session.initial_state())
+    before = session.state()
+    session.grad_step(**batches[0])
+    assert (first, session.apply_step()) == (1, 1)
+    assert not np.array_equal(session.state()["head.weight"], before["head.weight"])

@@ -12,6 +12,8 @@ from irongrad.step.train_step import TrainStep
 from irongrad.targets import Target, parse_target
 from irongrad.targets.registry import kinds
 
+# The most characters of a part's name in the name of its file.
+_LONGEST = 40
 # Joins the paths of a part that has several modules.
 AND = "+"
 
@@ -68,9 +70,10 @@ def _pairs(text: str) -> Iterable[tuple[str, str]]:
 
 
 def _part(name: str, asked: str) -> Part:
-    target = parse_target(asked)
-    own = re.sub(r"[^\w.]+", "-", name)
-    return Part(name, tuple(name.split(AND)), replace(target, name=f"{own}-{target.name}"), asked)
+    target, paths = parse_target(asked), tuple(name.split(AND))
+    own = name if len(name) <= _LONGEST else f"{paths[0]}-and-{len(paths) - 1}-more"
+    file = re.sub(r"[^\w.]+", "-", own)
+    return Part(name, paths, replace(target, name=f"{file}-{target.name}"), asked)
 
 
 def check_parts(parts: Sequence[Part], step: TrainStep) -> None:

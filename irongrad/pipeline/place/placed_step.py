@@ -170,10 +170,11 @@ class _PartMaker:
         )
         names = {t.name for t in self._state}
         state = tuple(s for s in whole.state if s.name in names)
-        points = (*self._entries, *(e for n in _OF_PART if n in whole for e in self._of_state(n, state)))
+        needed = [n for n in _OF_PART if n in whole or (n in OF_GRADIENTS and whole.accumulates)]
+        points = (*self._entries, *(self._of_state(n, state) for n in needed))
         return PlacedPart(self._part, graph, Interface(points, state))
 
-    def _of_state(self, name: str, state: Sequence[StateSpec]) -> list[EntryPoint]:
+    def _of_state(self, name: str, state: Sequence[StateSpec]) -> EntryPoint:
         tensors = tuple(TensorSpec(s.name, s.dtype, s.shape) for s in state)
         count = TensorSpec("count", "int64", ())
         sums = (*(t for t in tensors if t.name in self._gradients), count)
@@ -185,7 +186,7 @@ class _PartMaker:
             "reset": ((), (_STEPS,)),
         }
         inputs, outputs = signatures[name]
-        return [EntryPoint(name, inputs, (), outputs, SUMMARIES[name])]
+        return EntryPoint(name, inputs, (), outputs, SUMMARIES[name])
 
     def _examples(self, function: Function) -> list[tuple[str, torch.Tensor]]:
         return [(a.name, function.example(i)) for i, a in enumerate(function.arguments) if a.kind == "input"]

@@ -51,6 +51,14 @@ def test_what_is_no_placement_is_refused(place, message):
         parts_of(place)
 
 
+def test_the_files_of_parts_with_many_modules_have_short_names():
+    many = "+".join(f"blocks.{n}.attention" for n in range(30))
+    first, second = parts_of({many: "llvm-cpu", "head": "llvm-cpu"})
+    assert first.target.name == "blocks.0.attention-and-29-more-llvm-cpu"
+    assert len(first.paths) == 30
+    assert second.target.name == "head-llvm-cpu"
+
+
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
