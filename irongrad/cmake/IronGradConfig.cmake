@@ -14,7 +14,11 @@
 #   IRONGRAD_VMFB                 the compiled modules, in the order of TARGETS
 # and, unless BUILD_TESTING is off, tests called <name>.<target>.<entry point>.
 
+#
+# irongrad_add_runtime, the C library that runs the artifact: see IronGradRuntime.cmake.
+
 cmake_minimum_required(VERSION 3.21...4.0)
+include("${CMAKE_CURRENT_LIST_DIR}/IronGradRuntime.cmake")
 
 function(irongrad_add_training_step name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "SCRIPT;FUNCTION;DESTINATION;PYTHON" "TARGETS;ENTRY_POINTS;DEPENDS")

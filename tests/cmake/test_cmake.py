@@ -178,3 +178,15 @@ def test_add_subdirectory_defines_the_function(tmp_path):
     )
     (tmp_path / "step.py").touch()
     succeed("cmake", "-S", tmp_path, "-B", tmp_path / "build")
+
+
+@pytest.mark.parametrize("option", ["", "-DIRONGRAD_IREE_SOURCE_DIR=nowhere"])
+def test_the_c_library_asks_for_the_source_of_iree(option, tmp_path):
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.21)\nproject(P LANGUAGES NONE)\n"
+        "find_package(IronGrad REQUIRED CONFIG)\nirongrad_add_runtime()\n"
+    )
+    result = configure(tmp_path, tmp_path / "build", *filter(None, [option]))
+    assert result.returncode != 0
+    expected = f"irongrad_add_runtime: '{option.rpartition('=')[2]}' is no source tree of IREE. Give one with"
+    assert expected in " ".join(result.stderr.split())

@@ -30,8 +30,15 @@ ROOMS = tuple(sorted(p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-# Names of attributes in IREE's module, and a key in a graph's `meta`, that look like modules of the package.
-NO_MODULES = {"irongrad.gradient", "irongrad.held", "irongrad.operations", "irongrad.over_ranks", "irongrad.zeroed"}
+# Attributes in IREE's module, a key in a graph's `meta`, and a C header: they look like modules of the package.
+NO_MODULES = {
+    "irongrad.h",
+    "irongrad.gradient",
+    "irongrad.held",
+    "irongrad.operations",
+    "irongrad.over_ranks",
+    "irongrad.zeroed",
+}
 # Names of state tensors that look like paths.
 NO_PATHS = {"irongrad/draws", "irongrad/seed", "irongrad/steps"}
 
