@@ -26,6 +26,8 @@ _PHASES: Mapping[str, str] = {
 }
 _JOINT = "joint"
 
+MODEL = "(model)"
+
 _LINE = re.compile(r"(.+?):(\d+)(?:: (.*))?", re.DOTALL)
 
 
@@ -59,7 +61,7 @@ def module_of(node: Node) -> str:
     whole = paths[-1] if paths else ""
     root, _, path = whole.partition(".")
     if root == "model":
-        return path or "(model)"
+        return path or MODEL
     return f"(loss).{path}".rstrip(".") if root else ""
 
 

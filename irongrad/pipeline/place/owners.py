@@ -14,15 +14,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Node
 
+from irongrad.graph.sources import MODEL, module_of
 from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value
 from irongrad.memory_model.kernel_roles import bytes_of
 from irongrad.pipeline.place.parts import Part
 from irongrad.runtime.manifest import Role
 
 _COUNTED = (Role.COUNTER, Role.RANDOM)
-
-# How the module that exports a step calls the model (`irongrad.pipeline.capture.step_modules`).
-_ROOT = "model"
 
 
 class Ownership:
@@ -92,12 +90,12 @@ class Ownership:
         operands = [n for n in node.all_input_nodes if n in found]
         if node.target is operator.getitem:
             return found.get(node.all_input_nodes[0])
-        path = path_of(node)
+        path = module_of(node)
         named = self._named(path)
         if named is not None or not operands:
             return named
         largest = found[max(operands, key=_size)]  # of equal ones, the first
-        return self._unnamed.setdefault(path, largest) if path not in ("", _ROOT) else largest
+        return self._unnamed.setdefault(path, largest) if path not in ("", MODEL) else largest
 
     def _named(self, path: str) -> int | None:
         while path:
@@ -110,13 +108,6 @@ class Ownership:
 def is_replicated(tensor: StateTensor) -> bool:
     """Whether every part holds a tensor: numbers that a step counts up, such as Adam's step."""
     return tensor.role in _COUNTED or (tensor.role is Role.OPTIMIZER and tensor.initial.ndim == 0)
-
-
-def path_of(node: Node) -> str:
-    """The path of the module that `node` belongs to, or that it differentiates; empty if there is none."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    paths = [entry[0] for entry in stack.values()]
-    return str(paths[-1]).removeprefix(f"{_ROOT}.") if paths else ""
 
 
 def _size(node: Node) -> int:

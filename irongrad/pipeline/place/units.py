@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from irongrad.graph.sources import module_of
 from irongrad.graph.step_graph import StepGraph
 from irongrad.memory_model.kernel_roles import bytes_of, is_view, source
 from irongrad.memory_model.node_costs import cost
 from irongrad.pipeline.place.chains import chained
-from irongrad.pipeline.place.owners import Ownership, path_of
+from irongrad.pipeline.place.owners import Ownership
 from irongrad.pipeline.place.parts import Part
 from irongrad.targets import Target
 
@@ -104,7 +105,7 @@ def _chosen(nodes: Sequence[Node], model: nn.Module, parts: int) -> list[str]:
     """The paths of modules, coarse ones replaced by their children, in the order in which they first compute."""
     costs, first = Counter[str](), dict[str, int]()
     for position, node in enumerate(nodes):
-        path = path_of(node)
+        path = module_of(node)
         while path:
             costs[path] += cost(node)  # type: ignore[assignment]
             first.setdefault(path, position)
