@@ -7,8 +7,10 @@ of the old value if that cannot change a result:
 
 * The buffer has no alias: the value that is loaded from the global becomes part of nothing else.
 * Every reader of the old value ends before the new value is written, in this call and in earlier calls. The kernel that
-  writes the new value may read the old one, if it reads each element only for the same element of its result.
+  writes the new value may read the old one, if it reads each element only for the same element of its result. A
+  function that another one calls may write if the caller has waited for all readers.
 * Nothing can fail between the first write and the end of the function, so a refused call leaves the state unchanged.
+  A function that calls others must itself see to it that nothing refuses after the first of them has written.
 
 Kernels may then access one buffer under two names. So the pass is for devices whose code reads and writes memory in
 program order. On a CPU, IREE 3.13.0 tells LLVM nothing about which buffers are disjoint
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from iree.compiler import ir
@@ -31,12 +33,13 @@ from irongrad.mlir.walk import LOAD, STORE, around, constant_of, global_of, insi
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
-_AWAIT = "stream.timepoint.await"
+_AWAIT, _CHAIN, _AWAIT_FENCE = "stream.timepoint.await", "stream.timepoint.chain_external", "hal.fence.await"
+_CALL = "util.call"
 _ALLOCATION, _PART, _PACK = "stream.resource.alloca", "stream.resource.subview", "stream.resource.pack"
 _NEW = frozenset({_ALLOCATION, "stream.resource.alloc"})
 _CONSTANTS, _PARAMETER = "stream.resource.constants", "#stream.parameter"
 _KERNEL = "stream.executable"
-_STATE, _TIMEPOINT = "!stream.resource<variable>", "!stream.timepoint"
+_STATE, _TIMEPOINT, _FENCE = "!stream.resource<variable>", "!stream.timepoint", "!hal.fence"
 
 # Prefixes of operations that cannot fail, so they may follow the first write of state.
 _SAFE = ("stream.cmd.", "stream.resource.", "stream.timepoint.", "stream.tensor.export", "util.global.", "arith.")
@@ -95,7 +98,8 @@ class StateInPlace(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         kernels = {name_of(op.operation): op.operation for op in module.body.operations if op.operation.name == _KERNEL}
-        analyses = _Analyses(kernels, cache(_gathered), cache(_nothing_fails_after), cache(_ends_before))
+        ends_before = cache(partial(_ends_before, calls=_calls_of(module)))
+        analyses = _Analyses(kernels, cache(_gathered), cache(_nothing_fails_after), ends_before)
         own = [memory for memory in _globals_of(module).values() if _is_unaliased(memory, analyses)]
         replaced = [
             (store, _in_same_function(store, memory.loads), memory) for memory in own for store in memory.stores
@@ -238,34 +242,102 @@ def _nothing_fails_after(run: Any) -> bool:
     return all(op.name.startswith(_SAFE) or op.name == _END for op in after) and after[-1].name == _END
 
 
-def _ends_before(run: Any, writing: Any) -> bool:
-    """Whether `run` has always ended when `writing` begins, later in the same call or in a later call."""
+def _calls_of(module: ir.Module) -> Mapping[Any, list[tuple[Any, set[str]]]]:
+    """By function, the calls in it, each with the names of the functions that run in it."""
+    outer = [op.operation for op in module.body.operations if op.operation.name in ("util.func", "util.initializer")]
+    calls = {f: [op for op in inside(f) if op.name == _CALL] for f in outer}
+    callees = {name_of(f): {_callee(c) for c in calls[f]} for f in outer if f.name == "util.func"}
+
+    def reached(name: str) -> set[str]:
+        found, waiting = {name}, [name]
+        while waiting:
+            new = callees.get(waiting.pop(), set()) - found
+            found |= new
+            waiting += new
+        return found
+
+    runs = {name: reached(name) for name in callees}
+    return {f: [(c, runs.get(_callee(c), set())) for c in calls[f]] for f in outer}
+
+
+def _callee(call: Any) -> str:
+    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+
+
+def _ends_before(run: Any, writing: Any, calls: Mapping[Any, list[tuple[Any, set[str]]]]) -> bool:
+    """Whether `run` has always ended when `writing` begins, later in the same call or in a later call.
+
+    Args:
+        run: a submission.
+        writing: a submission.
+        calls: as `_calls_of` returns them.
+    """
     reached = list(_reached(run.results[0]))
     in_this_call = run.block == writing.block and run != writing
     if in_this_call and not any(op == writing or _waits_before(op, writing) for op in reached):
         return False
-    if any(op.name == _AWAIT for op in reached):
+    function, other = (list(around(op.block))[-2] for op in (run, writing))
+    within = [call for call, names in calls[function] if function != other and _is_named(other, names)]
+    if not all(any(_waits_before_call(op, call) for op in reached) for call in within):
+        return False  # `writing` may begin while the function of `run` is not at its end
+    if any(_is_wait(op) for op in reached):
         return True
     stored = {global_of(op) for op in reached if op.name == STORE}
-    loads = (op.operation for op in writing.block if op.operation.name == LOAD and global_of(op.operation) in stored)
-    return any(op == writing or _waits_before(op, writing) for load in loads for op in _reached(load.results[0]))
+    loads = _loads_in(writing.block, stored)
+    if any(op == writing or _waits_before(op, writing) for load in loads for op in _reached(load.results[0])):
+        return True
+    direct = ([call for call, _ in inner if _is_named(other, {_callee(call)})] for inner in calls.values())
+    callers = [found for found in direct if found]
+    return bool(callers) and all(len(found) == 1 and _waits_for_any(stored, found[0]) for found in callers)
+
+
+def _is_named(function: Any, names: set[str]) -> bool:
+    return function.name == "util.func" and name_of(function) in names
+
+
+def _loads_in(block: Any, names: set[str]) -> list[Any]:
+    return [op.operation for op in block if op.operation.name == LOAD and global_of(op.operation) in names]
+
+
+def _waits_for_any(timepoints: set[str], call: Any) -> bool:
+    """Whether the host waits for one of the globals `timepoints`, or for what follows it, before each run of `call`."""
+    loads = _loads_in(call.block, timepoints)
+    return any(_waits_before(op, call) for load in loads for op in _reached(load.results[0]))
+
+
+def _is_wait(operation: Any) -> bool:
+    """Whether an operation makes the host wait, for as long as it takes."""
+    if operation.name == _AWAIT_FENCE:
+        return constant_of(operation.operands[0]) == -1
+    return bool(operation.name == _AWAIT)
 
 
 def _waits_before(operation: Any, writing: Any) -> bool:
     """Whether an operation makes the host wait before `writing` begins."""
-    return bool(operation.name == _AWAIT and operation.block == writing.block and operation.is_before_in_block(writing))
+    is_before = operation.block == writing.block and operation.is_before_in_block(writing)
+    return bool(is_before and _is_wait(operation))
+
+
+def _waits_before_call(operation: Any, call: Any) -> bool:
+    """Whether an operation makes the host wait before `call`, which may be in a branch or a loop."""
+    return any(_waits_before(operation, outer) for outer in (call, *list(around(call.block))[:-2]))
 
 
 def _reached(timepoint: Any) -> Iterator[Any]:
-    """The operations that wait for or store a timepoint, directly or through other timepoints."""
+    """The operations that wait for or store a timepoint, directly or through other timepoints and fences."""
     waiting, seen = [timepoint], set()
     while waiting:
         for use in waiting.pop().uses:
             operation = use.owner.operation
-            if operation not in seen:
-                seen.add(operation)
-                yield operation
-                waiting += [result for result in operation.results if str(result.type) == _TIMEPOINT]
+            if operation in seen or (
+                str(use.owner.operands[use.operand_number].type) == _FENCE and not _is_wait(operation)
+            ):
+                continue
+            seen.add(operation)
+            yield operation
+            waiting += [result for result in operation.results if str(result.type) == _TIMEPOINT]
+            if operation.name == _CHAIN:
+                waiting += [fence for fence in operation.operands if str(fence.type) == _FENCE]
 
 
 def _overwrite(store: Any, load: Any | None = None) -> None:

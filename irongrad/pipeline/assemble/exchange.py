@@ -263,20 +263,26 @@ def exchange(buckets: Sequence[Bucket], values: Mapping[Value, str]) -> Generato
 
 
 def share(given: Sequence[tuple[str, int]]) -> Generator[str, None, list[str]]:
-    """Give every rank the buffers that one rank has, each for a shard; return the SSA names of all ranks' buffers.
-
-    They exist once what is computed before the update has ended, too (`ended`).
+    """Begin to give every rank the buffers that one rank has, each for a shard; return what `shared` takes.
 
     Args:
         given: the SSA names of buffer views, each with the number of the shard; the values are those of its rank.
     """
-    for number, (view, shard) in enumerate(given):
-        yield f"%y{number}.shard = arith.constant {shard} : i32"
-        yield f"%y{number}.got = util.call {SHARE}({view}, %y{number}.shard) : ({VIEW}, i32) -> {VIEW}"
-    yield from finished("%y")
-    for number in range(len(given)):
-        yield from after([ENDED, "%y.passed"], f"%y{number}", f"%y{number}.got", VIEW)
-    return [f"%y{number}" for number in range(len(given))]
+    for view, shard in given:
+        yield f"%y{shard}.shard = arith.constant {shard} : i32"
+        yield f"%y{shard}.got = util.call {SHARE}({view}, %y{shard}.shard) : ({VIEW}, i32) -> {VIEW}"
+    return [f"%y{shard}" for _, shard in given]
+
+
+def shared(names: Sequence[str], prefix: str) -> Generator[str, None, list[str]]:
+    """Wait until all ranks have the buffers that `share` named; return the SSA names of these buffers.
+
+    They exist once what is computed before the update has ended, too (`ended`).
+    """
+    yield from finished(prefix)
+    for name in names:
+        yield from after([ENDED, f"{prefix}.passed"], name, f"{name}.got", VIEW)
+    return list(names)
 
 
 def joined(name: str, bucket: Bucket, values: Mapping[Value, str]) -> Generator[str, None, str]:

@@ -8,16 +8,19 @@ nothing can fail between that and the function's end.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irongrad.graph.step_graph import Shard, StepGraph, Value
-from irongrad.pipeline.assemble.exchange import VIEW, Bucket, buckets_of, joined, share, taken
+from irongrad.pipeline.assemble.exchange import VIEW, Bucket, buckets_of, joined, share, shared, taken
 from irongrad.pipeline.assemble.function_calls import call, typed_arguments, typed_results
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.ownership import OWNS, if_owned
 from irongrad.pipeline.assemble.storage import Storage, tensor_type
 from irongrad.runtime.collected_state import REST, shard_entry
+
+# Two of so many parts of the parameters are in memory twice while ranks send them. Each part costs a wait.
+_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -135,15 +138,40 @@ def _taken(update: _Update) -> Iterator[str]:
 def update_shards(graph: StepGraph, values: Mapping[Value, str]) -> Iterator[str]:
     """Update each shard on the rank that holds it, and give all ranks the parameters.
 
+    Some shards at a time: while these are sent, the next ones are updated, and then the buffers of these are freed.
+
     Args:
         graph: the step graph.
         values: the SSA names of what the updates need, such as gradients.
     """
-    updates = _updates(graph)
+    sent: tuple[list[_Update], list[str]] = ([], [])
+    for number, some in enumerate(_some_at_a_time(_updates(graph))):
+        for update in some:
+            yield from if_owned(f"%u{update.number}", update.number, update.sent.kind, _called(update, values))
+        yield from _arrived(*sent, f"%z{number}")
+        sent = some, (yield from share([(f"%u{u.number}", u.number) for u in some]))
+    yield from _arrived(*sent, "%z")
+
+
+def _some_at_a_time(updates: Sequence[_Update]) -> Iterator[list[_Update]]:
+    """Neighbours that send at most a part of all bytes, or one that sends more."""
+    most = sum(update.sent.nbytes for update in updates) // _PARTS
+    some: list[_Update] = []
     for update in updates:
-        yield from if_owned(f"%u{update.number}", update.number, update.sent.kind, _called(update, values))
-    shared = yield from share([(f"%u{u.number}", u.number) for u in updates])
-    for update, view in zip(updates, shared, strict=True):
+        if some and sum(u.sent.nbytes for u in (*some, update)) > most:
+            yield some
+            some = []
+        some.append(update)
+    if some:
+        yield some
+
+
+def _arrived(updates: Sequence[_Update], names: Sequence[str], prefix: str) -> Iterator[str]:
+    """Wait for parameters that were sent, and store them."""
+    if not updates:
+        return
+    views = yield from shared(names, prefix)
+    for update, view in zip(updates, views, strict=True):
         yield f"func.call {update.taker}({view}) : ({VIEW}) -> ()"
 
 

@@ -105,18 +105,17 @@ def _unchanged(summed: Array) -> Array:
 
 @dataclass
 class _Reduction:
-    """A reduction under way: the sum is in `array`. What `finished` makes of it goes to `result`."""
+    """A reduction under way: the sum is in `array`. What `finished` makes of it goes to `result`, if that is wanted."""
 
     request: Request
     array: Array
-    result: Array
+    result: Array | None
     signal: Any
     finished: Callable[[Array], Array] = _unchanged
 
     def complete(self) -> None:
         """Hand the result over."""
-        made = self.finished(self.array)
-        if made is not self.result:
+        if self.result is not None and (made := self.finished(self.array)) is not self.result:
             self.result[...] = made
         self.signal.signal()
 
@@ -211,7 +210,8 @@ class Exchange:
 
         Raises:
             GuardError: this rank or another one refuses the call; the state of all ranks is as before.
-            RankLostError: a rank is gone; the state of this one is as before the step.
+            RankLostError: a rank is gone; the state of this one is as before the step. If ranks divide the optimizer's
+                state, some parameters may be new.
         """
         self._call, self._error = _Call(), None
         try:
@@ -341,17 +341,29 @@ class Exchange:
         return 1
 
     def _reduce(self, device: Any, view: Any, wait: Any, signal: Any, root: int | None) -> Any:
-        return self._queue(device, view, wait, signal, partial(self._start_mean, root=root))
+        taken = root in (None, self._ranks.rank)
+        return self._queue(device, view, wait, signal, partial(self._start_mean, root=root), taken=taken)
 
-    def _queue(self, device: Any, view: Any, wait: Any, signal: Any, start: Callable[[_Operand], _Reduction]) -> Any:
+    def _queue(
+        self,
+        device: Any,
+        view: Any,
+        wait: Any,
+        signal: Any,
+        start: Callable[[_Operand], _Reduction],
+        *,
+        taken: bool = True,
+    ) -> Any:
+        """Queue a reduction; a rank that does not take the result gets its own values in its place."""
         given, ready, done = (
             view.deref(ireert.HalBufferView),
             wait.deref(ireert.HalFence),
             signal.deref(ireert.HalFence),
         )
-        # A new buffer: the module may still read the one that it gave.
-        buffer = device.allocator.allocate_buffer(_RESULT, _USAGE, given.byte_length)
-        result = ireert.HalBufferView(buffer, given.shape, given.element_type)
+        result = given
+        if taken:  # a new buffer: the module may still read the one that it gave
+            buffer = device.allocator.allocate_buffer(_RESULT, _USAGE, given.byte_length)
+            result = ireert.HalBufferView(buffer, given.shape, given.element_type)
         self._jobs.put((self._start, _Operand(device, given, ready, result, done), start))
         self.traffic.calls += 1
         self.traffic.nbytes += given.byte_length
@@ -425,8 +437,10 @@ class Exchange:
     def _start_mean(self, operand: _Operand, root: int | None) -> _Reduction:
         """Start the weighted mean over all ranks: for the rank `root` alone, or for all."""
         source = to_host(operand.device, operand.given)
-        target = operand.result.map().asarray(operand.given.shape, source.dtype)
-        array = target if source.dtype in (np.float32, np.float64) else np.empty(source.shape, np.float32)
+        taken = operand.result is not operand.given
+        target = operand.result.map().asarray(operand.given.shape, source.dtype) if taken else None
+        dtype = source.dtype if source.dtype in (np.float32, np.float64) else np.dtype(np.float32)
+        array: Array = np.empty(source.shape, dtype) if target is None or target.dtype != dtype else target
         np.multiply(source, array.dtype.type(self._weight), out=array, casting="unsafe")
         summed = self._ranks.start_sum(array) if root is None else self._ranks.start_sum_to(array, root)
         return _Reduction(summed, array, target, operand.done)
@@ -465,17 +479,19 @@ class Exchange:
         event.set()
 
     def _poll_all(self) -> None:
-        while True:
-            with self._started:
-                self._started.wait_for(lambda: self._under_way or self._closing)
-                if not self._under_way:
-                    return
-                waiting = list(self._under_way)
-            for collective in [c for c in waiting if self._is_complete(c)]:
-                with self._started:
-                    self._under_way.remove(collective)
-                    self._started.notify_all()
+        while self._poll():
             time.sleep(_SLEEP)
+
+    def _poll(self) -> bool:
+        """Look at all collectives under way; return whether there may be more. Keeps none of them in memory."""
+        with self._started:
+            self._started.wait_for(lambda: self._under_way or self._closing)
+            waiting = list(self._under_way)
+        for collective in [c for c in waiting if self._is_complete(c)]:
+            with self._started:
+                self._under_way.remove(collective)
+                self._started.notify_all()
+        return bool(waiting)
 
     def _is_complete(self, collective: _Reduction | _Broadcast) -> bool:
         try:

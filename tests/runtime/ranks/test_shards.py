@@ -26,6 +26,21 @@ def test_the_state_is_that_of_ranks_that_hold_it_whole(count: int, divided: Path
         assert one["held"] == sum(s for s, r in zip(sizes, owners(sizes, count), strict=True) if r == one["rank"])
 
 
+def test_parameters_that_arrive_land_in_the_buffers_of_the_state(divided: Path) -> None:
+    (dump,) = (divided / "dump" / "09_compile").glob("*/*_scheduled.state-in-place.mlir")
+    functions = dump.read_text().split("  util.func ")[1:]
+    takers = [body for body in functions if body.startswith("private @taken.")]
+    assert len(takers) == len(Session(divided / "shards").manifest.shards)
+    assert not any("stream.resource.alloca" in body for body in takers)
+
+
+def test_a_refusal_of_one_rank_leaves_all_states_as_they_were(divided: Path, ranks: Ranks) -> None:
+    for found in ranks(2, WORKER, "refused", divided / "shards"):
+        assert found["error"]
+        assert found["same"]
+        assert found["goes_on"]
+
+
 def test_momentum_micro_batches_and_a_loss_scale(tmp_path: Path, ranks: Ranks) -> None:
     options = {"accumulate": 2, "loss_scale": torch.amp.GradScaler("cpu"), "precision": "bf16"}
     options["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
