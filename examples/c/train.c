@@ -25,14 +25,13 @@ static void check(irongrad_status status) {
 
 /* Read the batch of a step; the data repeats from its beginning. */
 static void read_batch(FILE *data, int64_t step, batch *next) {
-  const char *wrong = "the data is too short";
   if (fseek(data, 0, SEEK_END) != 0) exit(1);
   const int64_t count = ftell(data) / (int64_t)sizeof *next;
   if (count > 0 && fseek(data, (long)(step % count) * (long)sizeof *next, SEEK_SET) == 0 &&
       fread(next, sizeof *next, 1, data) == 1) {
     return;
   }
-  fprintf(stderr, "train: %s\n", wrong);
+  fprintf(stderr, "train: the data holds no batch\n");
   exit(1);
 }
 

@@ -5,7 +5,7 @@
  *     fprintf(stderr, "%s\n", irongrad_error_message());
  *   }
  *
- * Every function that returns an irongrad_status leaves a message behind if it fails. A call that fails leaves the state
+ * Every function that returns an irongrad_status leaves a message behind if it fails. What is refused leaves the state
  * of the session as it was. Threads may share a session, which runs one call at a time.
  */
 #ifndef IRONGRAD_H
@@ -87,10 +87,11 @@ typedef struct irongrad_result {
   const char *name;
   irongrad_dtype dtype;
   void *data;
-  size_t count; /* the number of elements at `data`; it must be that of the result */
+  size_t count; /* the number of elements at `data`; it must be that of the result. If only the call itself tells that
+                   number, a wrong one is an error after the call has changed the state. */
 } irongrad_result;
 
-/* IRONGRAD_TENSOR("x", IRONGRAD_FLOAT32, x, 32, 8): an argument of shape [32, 8]. */
+/* IRONGRAD_TENSOR("x", IRONGRAD_FLOAT32, x, 32, 8): an argument of shape [32, 8]. For C; C++ has no such literals. */
 #define IRONGRAD_TENSOR(name, dtype, data, ...)                                                                       \
   {(name), (dtype), (data), sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), {__VA_ARGS__}}
 /* IRONGRAD_SCALAR("lr", IRONGRAD_FLOAT64, &lr): an argument of rank 0. */

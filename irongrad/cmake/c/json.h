@@ -16,7 +16,7 @@ size_t ig_json_count(const cJSON *object, const char *key);
 /* A number that is whole, at least 0 and exact in a double; false otherwise. */
 bool ig_json_whole(const cJSON *value, uint64_t *whole);
 
-/* The number of elements of a tensor with the dimensions in `shape`; false if they are no whole numbers, or too many. */
+/* The number of elements of a tensor of that shape; false if its dimensions are no whole numbers, or too large. */
 bool ig_json_elements(const cJSON *shape, size_t *count);
 
 /* Parse a text that holds one value and nothing else; NULL if it does not. */

@@ -10,7 +10,7 @@
 #include "json.h"
 #include "sha256.h"
 
-/* The member of the metadata that holds `about` as a text of JSON, and the member of `about` that holds the checksum. */
+/* The member of the metadata that holds `about` as a text of JSON, and the member of `about` with the checksum. */
 static const char about_key[] = "irongrad", checksum_key[] = "sha256", metadata_key[] = "__metadata__";
 
 enum { LENGTH_SIZE = 8, ALIGNMENT = 64, LONGEST_HEADER = 100000000 };

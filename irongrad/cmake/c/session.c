@@ -8,8 +8,8 @@
 /* Refuse an artifact of which one module on one device is only a part. */
 static irongrad_status check_whole(const char *directory, const ig_manifest *manifest) {
   if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(manifest->json, "placement"))) {
-    return ig_fail(IRONGRAD_ARTIFACT_ERROR, "%s runs on several devices, which only Python can; compile it without --place",
-                   directory);
+    return ig_fail(IRONGRAD_ARTIFACT_ERROR,
+                   "%s runs on several devices, which only Python can; compile it without --place", directory);
   }
   if (ig_json_count(manifest->json, "shards") > 0) {
     return ig_fail(IRONGRAD_ARTIFACT_ERROR,

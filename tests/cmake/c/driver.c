@@ -47,7 +47,8 @@ static void split(char *text, char *parts[4]) {
 static irongrad_argument argument_of(char *text) {
   char *parts[4], *size;
   split(text, parts);
-  irongrad_argument argument = {*parts[0] ? parts[0] : NULL, (irongrad_dtype)atoi(parts[1]), read_file(parts[3]), 0, {0}};
+  const irongrad_dtype dtype = (irongrad_dtype)atoi(parts[1]);
+  irongrad_argument argument = {*parts[0] ? parts[0] : NULL, dtype, read_file(parts[3]), 0, {0}};
   for (size = strtok(parts[2], "x"); size; size = strtok(NULL, "x")) {
     if (argument.rank < IRONGRAD_MAX_RANK) argument.shape[argument.rank] = atoll(size);
     ++argument.rank;
@@ -69,7 +70,8 @@ static irongrad_status call(char *words[], int count) {
     split(words[i] + 1, parts);
     const size_t elements = (size_t)atoll(parts[2]);
     files[result_count] = parts[3];
-    results[result_count++] = (irongrad_result){parts[0], (irongrad_dtype)atoi(parts[1]), calloc(elements + 1, 8), elements};
+    const irongrad_dtype dtype = (irongrad_dtype)atoi(parts[1]);
+    results[result_count++] = (irongrad_result){parts[0], dtype, calloc(elements + 1, 8), elements};
   }
   const irongrad_status status = irongrad_call(session, words[1], arguments, argument_count, results, result_count);
   for (size_t i = 0; i < argument_count; ++i) free((void *)arguments[i].data);

@@ -1,7 +1,7 @@
 /* Train in threads: threads ARTIFACT X Y STEPS
  *
- * Two sessions train at once, each in a thread of its own, and then two threads share a third session. Prints the losses
- * of the first two, and how many steps the third has made. X is float32 [6, 8], and Y is int64 [6].
+ * Two sessions train at once, each in a thread of its own, and then two threads share a third session. Prints the
+ * losses of the first two, and how many steps the third has made. X is float32 [6, 8], and Y is int64 [6].
  */
 #include <pthread.h>
 #include <stdio.h>
