@@ -99,7 +99,8 @@ class Launch:
     Attributes:
         function: the function of the module that launches it: an entry point, or one that entry points call.
         kernel: the index of the kernel in its target; None for a copy of a part of a tensor.
-        source: the index in `TargetRecord.sources` of the operator that gave the kernel its form; None if unknown.
+        source: the index in `TargetRecord.sources` of the operator that gave the kernel its form. If that is unknown, a
+            source that has only the function; None if that is unknown, too.
         read: the bytes of the tensors that it reads.
         written: the bytes of the tensors that it writes.
         times: how often it runs in one call of the function.

@@ -78,16 +78,23 @@ def operators_of(analysis: Analysis, entry: str) -> list[tuple[Operator, Source,
 def executed(target: TargetRecord, entry: str) -> list[Executed]:
     """The launches that one call of an entry point executes, in program order of each function.
 
-    The launches of functions that it calls come after its own.
+    The launches of functions that it calls come after its own. A call of the example's own sizes is meant: the launches
+    of other buckets, and of functions of any size beside buckets, do not count. All branches of the model's own do.
     """
     return list(_executed(target, entry, 1))
 
 
 def _executed(target: TargetRecord, function: str, times: int) -> Iterator[Executed]:
-    yield from (Executed(x, times * x.times) for x in target.launches if x.function == function)
+    own = (launch for launch in target.launches if launch.function == function)
+    yield from (Executed(x, times * x.times) for x in own if not _is_of_other_sizes(source_of_launch(target, x)))
     called = target.calls.get(function, ())
     for name in dict.fromkeys(called):
         yield from _executed(target, name, times * called.count(name))
+
+
+def _is_of_other_sizes(source: Source | None) -> bool:
+    """Whether a launch runs for other sizes than the example's: its function then has them in its name, behind an @."""
+    return source is not None and "@" in source.function
 
 
 def operator_work(analysis: Analysis, entry: str, key: Callable[[Source], str]) -> list[Work]:
@@ -110,7 +117,7 @@ def kernel_name(target: TargetRecord, launch: Launch) -> str:
 
 
 def source_of_launch(target: TargetRecord, launch: Launch) -> Source | None:
-    """The source of the operator that gave a launch its form; None if unknown."""
+    """The source of a launch, as in `Launch.source`; None if unknown."""
     return None if launch.source is None else target.sources[launch.source]
 
 

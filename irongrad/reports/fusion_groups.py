@@ -49,7 +49,7 @@ def fusion_groups(
     launched: dict[str, dict[Source, int]] = defaultdict(lambda: defaultdict(int))
     for one in executed(record, entry):
         source = source_of_launch(record, one.launch)
-        if source is not None:
+        if source is not None and source.operator:
             launched[kernel_name(record, one.launch)][source] += one.times
     own = {k.name: tuple(record.sources[n] for n in k.sources) for k in record.kernels}
     works = launch_work(record, entry, lambda launch: kernel_name(record, launch))

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import irongrad as ig
 from irongrad.analysis.file import encoded, read_analysis
 from irongrad.analysis.records import Analysis, Source
-from irongrad.analysis.totals import executed, operator_work, operators_of, total, with_parents
+from irongrad.analysis.totals import executed, operator_work, operators_of, source_of_launch, total, with_parents
 from irongrad.cli import analyze
 from irongrad.cli.common import console
 from irongrad.pipeline.rebuild import rebuild
@@ -138,6 +138,28 @@ def test_a_rebuild_keeps_the_record(artifact: Path, tmp_path: Path, analysis: An
     copy = shutil.copytree(artifact, tmp_path / "copy")
     built = rebuild(copy)
     assert read_analysis(copy, built.manifest) == analysis
+
+
+def test_a_step_with_buckets_is_counted_in_one_bucket(tmp_path: Path, analysis: Analysis) -> None:
+    """All buckets are branches of one entry point, and their copies and fills name no operator."""
+    step = make_step()
+    sized = {"x": {0: "B"}, "y": {0: "B"}}
+    step = replace(step, dynamic=sized, buckets={"B": [2, 4]}, bucket_fallback="dynamic")
+    found = ig.compile(step, tmp_path / "net", entry_points=["train_step"])
+    record = read_analysis(found.directory, found.manifest)
+    target = record.targets["llvm-cpu"]
+    assert {target.sources[x.source].function for x in target.launches if x.source is not None} >= {
+        "joint",
+        "joint@B2",
+        "joint@any",
+    }
+    ran = {source.function for e in executed(target, "train_step") if (source := source_of_launch(target, e.launch))}
+    assert ran <= {"joint", "check.joint", "update", ""}
+    counted = summary_of(record, "llvm-cpu", "train_step")
+    assert counted.captured.flops is not None
+    assert counted.compiled.flops is not None
+    assert counted.captured.flops <= counted.compiled.flops < 2 * counted.captured.flops
+    assert counted.compiled.count < 2 * summary_of(analysis, "llvm-cpu", "train_step").compiled.count
 
 
 def test_a_compiled_function_is_recorded(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iree.compiler import ir
@@ -20,7 +21,7 @@ from irongrad.pipeline.iree.report.kernel_operations import (
     trips,
 )
 
-_CALL = "util.call"
+_CALL, _IF = "util.call", "scf.if"
 _EXPORTS = frozenset({"flow.executable.export", "stream.executable.export"})
 
 
@@ -30,8 +31,11 @@ class _Table:
 
     indices: dict[Source, int] = field(default_factory=dict)
 
+    def index(self, source: Source) -> int:
+        return self.indices.setdefault(source, len(self.indices))
+
     def of(self, operation: Any) -> list[int]:
-        return [self.indices.setdefault(s, len(self.indices)) for s in sources_of(operation)]
+        return [self.index(source) for source in sources_of(operation)]
 
 
 def target_record(flow: ir.Module) -> TargetRecord:
@@ -53,15 +57,42 @@ def _kernel(executable: Any, table: _Table) -> Kernel:
     return Kernel(name_of(export), operations_inside(executable), tuple(sources))
 
 
-def _launches(function: Any, positions: dict[str, int], table: _Table) -> Iterator[Launch]:
-    for operation in inside(function):
+def _launches(function: Any, positions: dict[str, int], table: _Table) -> list[Launch]:
+    found: list[tuple[Launch, object]] = []
+    for operation, branch in _with_branches(function, None):
         read, written = bytes_moved(operation)
         if not (read or written or operation.name in KERNELS):
             continue
         kernel = positions[executable_name(operation)] if operation.name == "flow.dispatch" else None
         times = math.prod(trips(loop) for loop in around(operation.block))
         source = next(iter(table.of(operation)), None)
-        yield Launch(name_of(function), kernel, source, read, written, times)
+        found.append((Launch(name_of(function), kernel, source, read, written, times), branch))
+    return _with_functions(found, table)
+
+
+def _with_branches(operation: Any, branch: object) -> Iterator[tuple[Any, object]]:
+    """The operations inside `operation`, each with the innermost branch that it is in: an object of its own."""
+    for region in operation.regions:
+        own = object() if operation.name == _IF else branch
+        for block in region:
+            for inner in block:
+                yield inner.operation, own
+                yield from _with_branches(inner.operation, own)
+
+
+def _with_functions(launches: Sequence[tuple[Launch, object]], table: _Table) -> list[Launch]:
+    """The launches; one without a source gets the function of the others in its branch, if they all have the same."""
+    sources = list(table.indices)
+    functions: dict[object, set[str]] = defaultdict(set)
+    for launch, branch in launches:
+        if launch.source is not None:
+            functions[branch].add(sources[launch.source].function)
+    return [
+        replace(launch, source=table.index(Source(min(functions[branch]), "", "", "", "")))
+        if launch.source is None and len(functions[branch]) == 1
+        else launch
+        for launch, branch in launches
+    ]
 
 
 def _called(function: Any) -> Iterator[str]:
