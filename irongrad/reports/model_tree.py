@@ -15,7 +15,8 @@ MODEL, LOSS, OUTSIDE, UNKNOWN = "model", "loss", "outside of modules", "unknown 
 
 # The paths of modules by which a `Source` names the model itself and its loss.
 _ROOT, _LOSS = "(model)", "(loss)"
-_PHASES_OF_MODULES = frozenset({"forward", "backward", "evaluation"})
+# The phases that belong to no module.
+_APART = frozenset({"update", "check"})
 
 _UNKNOWN = Source("", "", "", "", "")
 
@@ -158,7 +159,7 @@ def path_of(source: Source) -> tuple[str, ...]:
         return (LOSS, *source.module.split(".")[1:])
     if source.module:
         return (MODEL, *source.module.split("."))
-    return (OUTSIDE,) if source.phase in _PHASES_OF_MODULES else (source.phase or UNKNOWN,)
+    return (source.phase,) if source.phase in _APART else (OUTSIDE if source.phase else UNKNOWN,)
 
 
 def _frozen(branch: _Branch, name: str, path: tuple[str, ...], texts: Mapping[str, str], *, timed: bool) -> Module:

@@ -101,13 +101,19 @@ const reading = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (!isIntersecting) continue;
     links.forEach((link) => link.removeAttribute("aria-current"));
-    links.get(target.id).setAttribute("aria-current", "true");
+    const link = links.get(target.id), nav = link.closest("nav");
+    link.setAttribute("aria-current", "true");
+    nav.scrollLeft = link.offsetLeft - nav.offsetLeft; // on a phone it is one row
   }
 }, { rootMargin: "-20% 0px -75% 0px" });
 all("main > section").forEach((section) => reading.observe(section));
 
 // Paper is light.
-addEventListener("beforeprint", () => { page.dataset.shown = page.dataset.theme ?? ""; page.dataset.theme = "light"; retheme(); });
+addEventListener("beforeprint", () => {
+  page.dataset.shown = page.dataset.theme ?? "";
+  page.dataset.theme = "light";
+  retheme();
+});
 addEventListener("afterprint", () => {
   if (page.dataset.shown) page.dataset.theme = page.dataset.shown;
   else delete page.dataset.theme;
