@@ -80,6 +80,8 @@ def command(
         if path is not None:
             refuse_unwritable(path, option)
     manifest = read_manifest(directory)
+    if manifest.placement is not None:
+        raise UserError(f"{directory} is compiled with place, and a profile is of one module: profile the whole step")
     analysis = read_analysis(directory, manifest)
     hypers = numbers(settings, "--set")
     with load(directory, target=target, device=device, base=base) as session:

@@ -288,7 +288,7 @@ def stages_of(manifest: Manifest) -> tuple[str, ...]:
     if order != [*stages, *stages[-2::-1]] or len(stages) != len(manifest.placement.parts):
         raise ArtifactError(
             f"the parts are no stages of a pipeline: a step runs {' → '.join(order)}, and must go once through all "
-            "parts and back. Name parts that follow one another, without tensors that they share"
+            "parts and back. Name parts that follow one another in the forward"
         )
     for call in calls[len(stages) :]:
         if call.stores:

@@ -16,6 +16,7 @@ from irongrad.distributed.pipeline import stages_of
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest_file import read_manifest
 
+PIPELINED = ("grad_step", "apply_step")
 PROGRAM = Path(__file__).with_name("stages.py")
 
 
@@ -99,22 +100,11 @@ def test_ranks_and_parts_must_be_as_many(artifact, ranks):
         assert "has 2 parts, and there are 1 ranks" in rank["said"]
 
 
-class Tied(nn.Module):
-    """Parts that share a table are no stages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(x)))[:, :3]
-
-
-def test_parts_that_share_a_tensor_are_refused(tmp_path):
-    place = {"first": "llvm-cpu", "second": "llvm-cpu"}
-    directory = ig.compile(make_step(Tied()), tmp_path / "a", place=place).directory
-    with pytest.raises(ArtifactError, match="the parts are no stages of a pipeline: a step runs first → second"):
+def test_a_model_that_goes_back_to_an_earlier_part_is_refused(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    place = {"0+2": "llvm-cpu", "1": "llvm-cpu"}
+    directory = ig.compile(make_step(model), tmp_path / "a", place=place, entry_points=PIPELINED).directory
+    with pytest.raises(ArtifactError, match=r"the parts are no stages of a pipeline: a step runs 0\+2 → 1 → 0\+2 → 1"):
         stages_of(read_manifest(directory))
 
 

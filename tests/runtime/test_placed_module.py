@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import irongrad as ig
-from irongrad.cli import inspect, rebuild, verify
+from irongrad.cli import inspect, profile, rebuild, verify
 from irongrad.runtime import Session, load
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
@@ -158,6 +158,8 @@ def test_what_takes_one_module_is_refused(directory, placed):
         run_module(placed.manifest, directory, "train_step")
     with pytest.raises(UserError, match="compile the step itself again"):
         CliRunner().invoke(rebuild.command, [str(directory)], catch_exceptions=False)
+    with pytest.raises(UserError, match="a profile is of one module: profile the whole step"):
+        CliRunner().invoke(profile.command, [str(directory)], catch_exceptions=False)
 
 
 def test_gradients_accumulate_without_the_entry_points_that_export_them(tmp_path, batches):

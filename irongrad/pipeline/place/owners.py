@@ -44,10 +44,13 @@ class Ownership:
     def of(self, function: Function) -> dict[Node, int]:
         """The number of the part of each node of `function` that is not free, and decide on the state that it reads."""
         placeholders = dict(zip(function.graph.graph.find_nodes(op="placeholder"), function.arguments, strict=True))
+        positions = {node: number for number, node in enumerate(function.graph.graph.nodes)}
         found: dict[Node, int] = {}
         waiting: dict[Node, None] = {}
         for node in function.graph.graph.nodes:
-            number = self._of_argument(placeholders[node]) if node in placeholders else self._of_node(node, found)
+            number = (
+                self._of_argument(placeholders[node]) if node in placeholders else self._of_node(node, found, positions)
+            )
             if number is not None:
                 found[node] = number
             elif (node in placeholders and self._is_undecided(placeholders[node])) or any(
@@ -84,7 +87,7 @@ class Ownership:
     def _is_undecided(self, value: Value) -> bool:
         return value.kind in ("state", "accumulator") and not is_replicated(self._tensors[value.name])
 
-    def _of_node(self, node: Node, found: Mapping[Node, int]) -> int | None:
+    def _of_node(self, node: Node, found: Mapping[Node, int], positions: Mapping[Node, int]) -> int | None:
         if node.op != "call_function":
             return None
         operands = [n for n in node.all_input_nodes if n in found]
@@ -94,7 +97,8 @@ class Ownership:
         named = self._named(path)
         if named is not None or not operands:
             return named
-        largest = found[max(operands, key=_size)]  # of equal ones, the first
+        # Of equal ones the last: a residual, or its gradient, is added where the branch around it ends.
+        largest = found[max(operands, key=lambda operand: (_size(operand), positions[operand]))]
         return self._unnamed.setdefault(path, largest) if path not in ("", MODEL) else largest
 
     def _named(self, path: str) -> int | None:

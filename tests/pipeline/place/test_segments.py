@@ -157,6 +157,33 @@ def test_a_chain_of_modules_runs_forward_once_and_backward_once(plain: Callable[
     assert {"0.weight", "2.weight"} <= state
 
 
+class Block(nn.Module):
+    """A branch with a residual around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+def test_residuals_and_their_gradients_are_added_where_their_branches_end():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(4)))
+    inputs = {"input": torch.randn(5, 6), "y": torch.randint(0, 6, (5,))}
+    graph = step_graph(ig.TrainStep(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), inputs))
+    ownership = Ownership(parts_of({"0+1": "llvm-cpu", "2+3": "llvm-cpu"}), graph)
+    whole = chained(("joint", "update"), graph)
+    owners = ownership.of(whole)
+    numbers = {t.name: ownership.holder(t) for t in graph.state}
+    holders = {name: (0, 1) if number is None else (number,) for name, number in numbers.items()}
+    segments = segments_of(whole, owners, holders)
+    assert [s.part for s in segments] == [0, 1, 0]
+    crossing = [v for v in segments[1].function.arguments if v.kind == "passed"]
+    assert len(crossing) == 1  # the hidden state
+
+
 @pytest.fixture
 def plain() -> Callable[[], list[Segment]]:
     def cut() -> list[Segment]:
