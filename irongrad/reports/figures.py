@@ -58,7 +58,7 @@ def figures(report: Report) -> dict[str, Any]:
 def _template(base: str) -> dict[str, Any]:
     layout = plotly.io.templates[base].layout.to_plotly_json()
     font = layout["font"] | {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif"}
-    clear = {"paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR}
+    clear = {"paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR, "modebar": {"bgcolor": _CLEAR, "color": _OTHER}}
     margin = {"l": 72, "r": 16, "t": 16, "b": 48}
     return {"layout": layout | clear | {"font": font, "margin": margin, "colorway": [*COLOURS.values(), _OTHER]}}
 

@@ -264,6 +264,16 @@ def drawn(page: Page, name: str) -> Locator:
     return chart
 
 
+def test_a_chart_can_be_saved_and_not_sent(page: Page) -> None:
+    chart = drawn(page, "roofline")
+    buttons = chart.locator(".modebar-btn")
+    assert buttons.evaluate_all("found => found.map(each => each.ariaLabel)") == ["Download plot as a PNG"]
+    chart.hover()
+    with page.expect_download() as saved:
+        buttons.click()
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
 def ink(page: Page) -> str:
     """The colour of a chart's text."""
     found: str = drawn(page, "passes").locator(".xtick text").first.evaluate("text => getComputedStyle(text).fill")

@@ -17,6 +17,8 @@ systemDark.addEventListener("change", retheme);
 
 // Charts: plotly.js lies compressed in the page, and is unpacked when the first chart comes into view.
 const charts = JSON.parse(document.getElementById("charts").textContent);
+// The other buttons are left out: one of them sends the chart to a server.
+const chartOptions = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]] };
 let plotly;
 async function unpack() {
   const packed = atob(document.getElementById("plotly").textContent);
@@ -30,7 +32,7 @@ async function draw(element) {
   await (plotly ??= unpack());
   const { data, layout } = structuredClone(charts.figures[element.dataset.chart]);
   const template = charts.templates[theme()];
-  await Plotly.react(element, data, { ...layout, template }, { responsive: true, displaylogo: false });
+  await Plotly.react(element, data, { ...layout, template }, chartOptions);
   element.classList.add("drawn");
 }
 const inView = new IntersectionObserver((entries) => {
