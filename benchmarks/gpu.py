@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 
-from step_time import CASES, make_step, stepper
+from step_time import CASES, make_step
 
 from irongrad.runtime.devices import find_device
 
@@ -103,6 +103,7 @@ def torch_step(case: Case) -> Callable[[], object]:
     """A function that takes one step of PyTorch, eager or compiled."""
     import torch
 
+    from irongrad.peers.torch_steps import stepper
     from irongrad.pipeline.capture.step_modules import StepModule
 
     device = "cuda" if case.device == "cuda" else "cpu"
@@ -117,7 +118,7 @@ def torch_step(case: Case) -> Callable[[], object]:
         with half:
             return module(*values)
 
-    return stepper(step, loss, compiled=case.backend == "torch.compile")
+    return stepper(step, loss, compiled=case.backend == "torch.compile").run
 
 
 def worker(connection: Connection, case: Case) -> None:

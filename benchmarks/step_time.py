@@ -23,12 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from irongrad import TrainStep
+from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -79,44 +74,9 @@ def make_step(family: str, arguments: dict[str, object]):
 
 def torch_step(family: str, arguments: dict[str, object], *, compiled: bool) -> Callable[[], object]:
     """Return a function that takes one eager or torch.compile step."""
+    from irongrad.peers.torch_steps import torch_step
 
-    from irongrad.pipeline.capture.step_modules import StepModule
-
-    step = make_step(family, arguments)
-    module = StepModule(step)
-    module.train()
-    values = tuple(step.inputs.values())
-
-    return stepper(step, lambda: module(*values), compiled=compiled)
-
-
-def stepper(step: TrainStep, loss_of: Callable[[], Tensor], *, compiled: bool) -> Callable[[], object]:
-    """A function that takes one step of PyTorch with the optimizer of `step`, whose loss `loss_of` computes."""
-    import torch
-
-    (optimizer,) = step.optimizers
-    held = [p for g in optimizer.param_groups for p in g["params"]]
-
-    def forward_backward() -> torch.Tensor:
-        loss = loss_of()
-        loss.backward()
-        return loss
-
-    def update() -> None:
-        if step.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(held, step.clip_grad_norm)
-        optimizer.step()
-
-    if compiled:
-        forward_backward, update = torch.compile(forward_backward), torch.compile(update)
-
-    def run() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = forward_backward()
-        update()
-        return float(loss)
-
-    return run
+    return torch_step(make_step(family, arguments), compiled=compiled).run
 
 
 def irongrad_step(family: str, arguments: dict[str, object], directory: str) -> Callable[[], object]:

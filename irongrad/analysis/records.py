@@ -104,6 +104,8 @@ class Launch:
         read: the bytes of the tensors that it reads.
         written: the bytes of the tensors that it writes.
         times: how often it runs in one call of the function.
+        intermediates: how many tensors a kernel writes that are neither new state nor results of the function.
+        intermediate_bytes: the bytes of these tensors.
     """
 
     function: str
@@ -112,6 +114,8 @@ class Launch:
     read: int
     written: int
     times: int
+    intermediates: int = 0
+    intermediate_bytes: int = 0
 
 
 @dataclass(frozen=True)

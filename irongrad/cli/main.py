@@ -32,6 +32,7 @@ VERBS = (
     "machine",
     "profile",
     "report",
+    "compare",
     "verify",
     "golden",
     "rebuild",

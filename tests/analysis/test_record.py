@@ -93,6 +93,14 @@ def test_the_kernels_do_what_the_operators_ask_for(analysis: Analysis) -> None:
     assert found.captured.flops <= found.compiled.flops < 2 * found.captured.flops
 
 
+def test_what_kernels_write_is_state_results_or_an_intermediate(analysis: Analysis, artifact: Path) -> None:
+    launches = [e.launch for e in executed(analysis.targets["llvm-cpu"], "train_step") if e.launch.kernel is not None]
+    kept = sum(launch.written - launch.intermediate_bytes for launch in launches)
+    packed = 4 * 480  # all parameters: 453 numbers, in one tensor with gaps
+    assert kept == packed + 8 + 4  # and the count of steps, and the loss
+    assert any(launch.intermediates for launch in launches)
+
+
 def test_backward_operators_belong_to_the_module_that_they_differentiate(analysis: Analysis) -> None:
     phases = {(s.module, s.phase) for _, s, _ in operators_of(analysis, "train_step")}
     for module in ("stem.0", f"rest.{HOSTILE}", "head"):

@@ -9,6 +9,10 @@ from iree.compiler import ir
 
 from irongrad.mlir.walk import KERNELS, functions_of, inside, name_of
 
+# What keeps a value beyond the call, and what only passes it on.
+_KEEPS = frozenset({"util.global.store", "hal.tensor.export", "util.return"})
+_PASSES_ON = frozenset({"flow.tensor.reshape", "flow.tensor.bitcast", "flow.tensor.tie_shape", "hal.tensor.barrier"})
+
 
 def traffic_of(flow: ir.Module) -> dict[str, int]:
     """The bytes of all kernels' operands and results, by function, of a module compiled to the flow phase.
@@ -30,6 +34,18 @@ def bytes_moved(operation: Any) -> tuple[int, int]:
     if operation.name not in KERNELS:
         return 0, 0
     return sum(_bytes_of(v.type) for v in operation.operands), sum(_bytes_of(v.type) for v in operation.results)
+
+
+def intermediate_bytes(operation: Any) -> list[int]:
+    """The bytes of each tensor that a kernel writes and that no function stores as state or returns; none of a copy."""
+    if operation.name not in KERNELS:
+        return []
+    return [_bytes_of(v.type) for v in operation.results if not _is_kept(v)]
+
+
+def _is_kept(value: Any) -> bool:
+    users = [use.owner.operation for use in value.uses]  # an export has a name of its own
+    return any(u.name in _KEEPS or (u.name in _PASSES_ON and any(map(_is_kept, u.results))) for u in users)
 
 
 def _bytes_of(kind: Any) -> int:

@@ -13,7 +13,7 @@ from iree.compiler import ir
 from irongrad.analysis.records import Kernel, Launch, Source, TargetRecord
 from irongrad.mlir.locations import sources_of
 from irongrad.mlir.walk import KERNELS, around, functions_of, inside, name_of
-from irongrad.pipeline.iree.report.kernel_bytes import bytes_moved
+from irongrad.pipeline.iree.report.kernel_bytes import bytes_moved, intermediate_bytes
 from irongrad.pipeline.iree.report.kernel_operations import (
     EXECUTABLES,
     executable_name,
@@ -66,7 +66,9 @@ def _launches(function: Any, positions: dict[str, int], table: _Table) -> list[L
         kernel = positions[executable_name(operation)] if operation.name == "flow.dispatch" else None
         times = math.prod(trips(loop) for loop in around(operation.block))
         source = next(iter(table.of(operation)), None)
-        found.append((Launch(name_of(function), kernel, source, read, written, times), branch))
+        intermediates = intermediate_bytes(operation)
+        launch = Launch(name_of(function), kernel, source, read, written, times, len(intermediates), sum(intermediates))
+        found.append((launch, branch))
     return _with_functions(found, table)
 
 
