@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from click.testing import CliRunner
 
+from irongrad.analysis.file import read_analysis
 from irongrad.cli.rebuild import command
 from irongrad.pipeline.iree import compile_cached
 from irongrad.pipeline.rebuild import rebuild
@@ -89,7 +90,8 @@ def _compiled_before(directory: Path):
     """A stand-in for iree-compile that returns the compiled file of the artifact."""
 
     def compile_module(module, target, *arguments):
-        (spec,) = read_manifest(directory).targets
+        manifest = read_manifest(directory)
+        (spec,) = manifest.targets
         vmfb = (directory / spec.file).read_bytes()
         return SimpleNamespace(
             target=target,
@@ -99,6 +101,7 @@ def _compiled_before(directory: Path):
             architecture=spec.architecture,
             features=spec.features,
             statistics=SimpleNamespace(transients=spec.transients),
+            record=read_analysis(directory, manifest).targets[spec.name],
         )
 
     return compile_module
