@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import sympy
@@ -16,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from irongrad.diagnostics.portable_paths import portable
 from irongrad.diagnostics.source_lines import is_user_file
+from irongrad.runtime.installed import PACKAGE
 from irongrad.sizes.dimensions import is_condition, symbolic_inputs
 from irongrad.sizes.symbols import environment_of
 
@@ -33,7 +35,8 @@ def described(value: Any) -> Any:
     """Describe `value` as a tuple: a tensor by its contents, a fake tensor by its type.
 
     Raises:
-        UnknownValueError: the value is or contains something else than numbers, text, tensors and containers of them.
+        UnknownValueError: the value is or contains something else than numbers, text, choices, tensors and
+            containers of them.
     """
     if isinstance(value, Node):
         return ("node", value.name)
@@ -49,6 +52,8 @@ def described(value: Any) -> Any:
         return (type(value).__name__, tuple((described(k), described(v)) for k, v in value.items()))
     if isinstance(value, list | tuple):
         return (type(value).__name__, tuple(map(described, value)))
+    if isinstance(value, Enum) and type(value).__module__.startswith(f"{PACKAGE.name}."):  # the sources define it
+        return (type(value).__qualname__, value.name)
     if isinstance(value, slice):
         return ("slice", *map(described, (value.start, value.stop, value.step)))
     raise UnknownValueError(type(value).__qualname__)

@@ -48,7 +48,15 @@ class UnsupportedOpError(UserError):
 
 
 class GuardError(UserError):
-    """An input, a hyperparameter or a request that the compiled step does not accept."""
+    """An input, a hyperparameter or a request that the compiled step does not accept.
+
+    Attributes:
+        reason: what the module says, if the module refused a call; empty otherwise.
+    """
+
+    def __init__(self, message: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ArtifactError(UserError):

@@ -27,16 +27,9 @@ from irongrad.runtime.transfer import to_device, to_host
 _IRPA, _SAFETENSORS = "irpa", "safetensors"
 
 
-class RefusedCallError(GuardError):
-    """A call that the module refuses.
-
-    Attributes:
-        reason: what the module says.
-    """
-
-    def __init__(self, entry: EntryPoint, why: str) -> None:
-        super().__init__(f"{entry.symbol}: {why}; expected {entry.signature}")
-        self.reason = why
+def refused_call(entry: EntryPoint, why: str) -> GuardError:
+    """The error of a call that the module refuses, for the reason `why`."""
+    return GuardError(f"{entry.symbol}: {why}; expected {entry.signature}", why)
 
 
 class LoadedModule:
@@ -232,7 +225,7 @@ class LoadedModule:
         try:
             self._context.invoke(self._function(entry.symbol), arguments, results)
         except Exception as error:
-            raise RefusedCallError(entry, reason(error)) from error
+            raise refused_call(entry, reason(error)) from error
         return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]
 
     def _refuse_unusable(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from irongrad.runtime.arguments import as_array, as_input
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import GuardError, UserError
-from irongrad.runtime.loaded_module import LoadedModule, RefusedCallError
+from irongrad.runtime.loaded_module import LoadedModule, refused_call
 from irongrad.runtime.manifest import (
     COUNT,
     OF_GRADIENTS,
@@ -178,8 +178,8 @@ def called(module: LoadedModule, entry: EntryPoint, call: Call, known: Mapping[s
     given = [known[name] for name in (*(s.name for s in call.entry.inputs), *call.entry.hypers)]
     try:
         views = module.run(call.entry, [v.on(module) if isinstance(v, Held) else v for v in given])
-    except RefusedCallError as error:
-        raise RefusedCallError(entry, error.reason) from error
+    except GuardError as error:
+        raise refused_call(entry, error.reason) from error
     return {s.name: Held(view, module, s) for s, view in zip(call.entry.outputs, views, strict=True)}
 
 
