@@ -36,6 +36,7 @@ _EXAMPLES: dict[str, tuple[str, dict[str, object]]] = {
     "ResNet-18": ("resnet18", {"batch": 16, "width": 32}),
     "LSTM": ("rnn", {"batch": 16, "length": 8, "width": 32}),
     "MoE": ("moe", {}),
+    "GPT": ("gpt", {}),
 }
 # Of scripts/modelzoo/, which has small configurations of the models' own code.
 _ZOO = ("BERT", "ViT", "MobileNetV2", "EfficientNet", "DETR", "YOLOv8")

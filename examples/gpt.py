@@ -42,13 +42,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """int64 [B, T] -> float32 [B, T, vocabulary]; the output layer is the embedding."""
 
-    def __init__(self, length: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, length: int, width: int, heads: int, layers: int, vocabulary: int = text.VOCABULARY) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(text.VOCABULARY, width)
+        self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, text.VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)

@@ -66,7 +66,12 @@ def compiled(step: TrainStep, folder: Path, *, one_thread: bool) -> tuple[Compil
 
 @contextmanager
 def _watched() -> Iterator[_Compilation]:
-    """Note every graph that Inductor compiles inside."""
+    """Note every graph that Inductor compiles inside.
+
+    Its caches are off: a graph that Dynamo traces again would come from them, and nobody would see it compiled.
+    """
+    from torch._dynamo import config as dynamo_config
+    from torch._inductor import config
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
@@ -89,7 +94,8 @@ def _watched() -> Iterator[_Compilation]:
 
     GraphLowering.compile_to_module = noting
     try:
-        yield compilation
+        with config.patch(force_disable_caches=True), dynamo_config.patch(allow_rnn=True):
+            yield compilation
     finally:
         GraphLowering.compile_to_module = usual
 

@@ -121,6 +121,32 @@ def test_inductors_flops_are_those_that_pytorch_counts(found: Comparison) -> Non
     assert column.compiled.flops == counter.get_total_flops()
 
 
+class Remembers(nn.Module):
+    """Changes itself in the first step, so Dynamo traces it again, as it does the classifiers of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(INTO, OUT)
+        self.kind: str | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind is None:
+            self.kind = "known"
+        return self.layer(x)
+
+
+def traced_again() -> ig.TrainStep:
+    model, step = Remembers(), make_step()
+    return replace(step, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@needs_inductor
+def test_inductors_graphs_are_counted_when_it_compiles_them_twice() -> None:
+    (column,) = compare(traced_again, ("inductor",), rounds=1).columns
+    assert {k.phase for k in column.compiled.kernels} == {"forward", "backward", "update"}
+    assert column.compiled.flops > 0
+
+
 @needs_inductor
 def test_inductors_kernels_know_their_layers(found: Comparison) -> None:
     layers = {(k.phase, k.layer) for k in kernels(found, "inductor")}
