@@ -101,7 +101,7 @@ _CELLS: tuple[Callable[[dict[str, Any]], str], ...] = (
 
 
 def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
-    """Three panels of bars: kernels, bytes and CPU time of a step, of IronGrad's."""
+    """Four panels of bars: kernels, bytes, intermediates and CPU time of a step, as multiples of IronGrad's."""
     import matplotlib
     from matplotlib import pyplot
 
@@ -122,7 +122,10 @@ def draw(found: dict[str, dict[str, Any]], file: Path) -> None:
                         places.append(place + 0.27 * (number - 1))
                         lengths.append(value(columns[peer]) / value(columns[PEERS[0]]))
                 axes.barh(places, lengths, height=0.25, label={"irongrad": "IronGrad"}.get(peer, peer))
-            axes.set(title=title, xlabel="of IronGrad's")
+            axes.set(title=title, xlabel="multiple of IronGrad's")
+            if title.startswith("CPU"):  # from the same time to fifty times as long
+                axes.set_xscale("log")
+                axes.set_xlim(left=0.5)
             axes.title.set_fontsize("medium")
             axes.axvline(1, color="gray", linewidth=0.8)
             axes.set_yticks(range(len(found)), [*found])
