@@ -259,9 +259,10 @@ def _compiled(
             # iree-compile is a separate process that does not keep every core busy.
             with ThreadPoolExecutor(1, "compile") as beside:
                 compiling = beside.submit(compiled, module, options.targets, scratch, check)
+                compiling.add_done_callback(lambda _: runs.alone())
                 run.memory = planned()
                 if not reached:
-                    expected: AllExpected = stage("oracle", runs)
+                    expected: AllExpected = stage("oracle", runs.result)
                     initial = write_state(module, scratch)
                     if any(is_local(target.device) for target in options.targets):
                         # As much as the verification needs, on a core that iree-compile leaves idle.
@@ -302,7 +303,8 @@ def _compiled_parts(
         own = {part.part.name: part.interface for part in cut.parts}
         run.memory = memory_of_all(optimised, own, options.backends)
         pairs = [*zip(modules.values(), options.targets, strict=True)]
-        expected: AllExpected = stage("oracle", runs)
+        runs.alone()
+        expected: AllExpected = stage("oracle", runs.result)
         compiled = partial(compile_each, options.module_cache, observer_of=run.note_module_pass)
         targets = stage("compile", compiled, pairs, scratch)
         record = step_record(graphs, optimised, own, run.records, options.backends)

@@ -17,6 +17,7 @@ from irongrad.runtime.manifest import Certificate, Role
 from irongrad.runtime.report import Comparison, Report, combined
 from irongrad.runtime.session import Session
 
+_BLOCK = 1 << 16  # elements
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
 
 
@@ -160,7 +161,8 @@ def _train_step(results: dict[str, Array], session: Session, golden: Golden, fou
             _compare(found, golden, "train_step", key, value)
         state = _state(session)
         _compare_state(found, golden, "train_step", step + 1, state)
-    results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
+    if session.manifest.entry_point("train_steps") is not None:
+        results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
 
 
 def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
@@ -201,7 +203,7 @@ def _moved(
     for name, value in _state(session).items():
         key = key_of("state", 0, name)
         if name in parameters and not may_move:
-            yield Comparison(entry, key, largest_error(value, before[name].astype(np.float64)), 0.0, value.size)
+            yield Comparison(entry, key, largest_error(value, before[name]), 0.0, value.size)
         if name not in at_rest.unbounded:
             yield Comparison(entry, key, _unbounded(value), 0.0)
 
@@ -256,15 +258,15 @@ def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, valu
 
 
 def _comparison(golden: Golden, entry: str, key: str, value: Array, expected: Array) -> Comparison:
-    finite = np.abs(expected[np.isfinite(expected)])
-    magnitude = float(np.max(finite, initial=0.0))
+    magnitude = max(map(_largest_finite, _blocks(expected)), default=0.0)
     return Comparison(entry, key, largest_error(value, expected), golden.allowed[key], expected.size, magnitude)
 
 
 def _unbounded(value: Array) -> float:
     """Infinity for an array that holds NaN or infinity."""
     wide = np.asarray(value)
-    return 0.0 if wide.dtype.kind in "biu" or np.isfinite(wide.astype(np.float64)).all() else float("inf")
+    bounded = wide.dtype.kind in "biu" or all(np.isfinite(b.astype(np.float64)).all() for b in _blocks(wide))
+    return 0.0 if bounded else float("inf")
 
 
 def largest_error(value: Array, expected: Array) -> float:
@@ -277,12 +279,27 @@ def largest_error(value: Array, expected: Array) -> float:
         found = sampled(found)
     if found.shape != expected.shape:
         return float("inf")
+    return max(map(_largest_of_block, _blocks(found), _blocks(expected)), default=0.0)
+
+
+def _blocks(array: Array) -> Iterator[Array]:
+    """The elements in pieces that stay in a cache; whole copies in float64 would fill the memory."""
+    flat = np.asarray(array).reshape(-1)
+    return (flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK))
+
+
+def _largest_of_block(found: Array, expected: Array) -> float:
     with np.errstate(invalid="ignore"):
-        difference = np.abs(np.subtract(found, expected, dtype=np.float64))
-    largest = float(np.max(difference, initial=0.0))
+        difference = np.subtract(found, expected, dtype=np.float64)
+        largest = float(np.abs(difference, out=difference).max())
     if np.isfinite(largest):
         return largest
     wide = found.astype(np.float64)
     same = (wide == expected) | (np.isnan(wide) & np.isnan(expected))
     difference = np.where(same, 0.0, difference)
-    return float(np.max(np.where(np.isnan(difference), np.inf, difference), initial=0.0))
+    return float(np.where(np.isnan(difference), np.inf, difference).max())
+
+
+def _largest_finite(block: Array) -> float:
+    magnitude = np.abs(block)
+    return float(np.max(magnitude, initial=0.0, where=np.isfinite(magnitude)))

@@ -75,3 +75,15 @@ def test_one_bit_makes_another_golden_value() -> None:
     assert not are_same(golden, replace(golden, allowed={**golden.allowed, "large": 1.1e-17}))
     assert not are_same(golden, replace(golden, inputs={**golden.inputs, "x0": np.array([0.0, 1.0, -2.0])}))
     assert not are_same(golden, replace(golden, inputs={**golden.inputs, "x1": golden.inputs["x0"]}))
+
+
+def test_an_error_in_the_last_of_many_elements_is_found() -> None:
+    """Arrays are compared in blocks."""
+    exact = np.zeros((3, 100_003))
+    value = exact.astype(np.float32)
+    value[-1, -1] = 0.5
+    assert largest_error(value, exact) == 0.5
+    value[1, 0] = exact[1, 0] = np.nan
+    assert largest_error(value, exact) == 0.5
+    value[2, 0] = np.nan
+    assert largest_error(value, exact) == np.inf

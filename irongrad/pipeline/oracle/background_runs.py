@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
 
@@ -15,6 +15,7 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
 from irongrad.pipeline.oracle.chosen_steps import chosen_steps, resting
+from irongrad.pipeline.oracle.eager_run import is_huge
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import golden_runs
 from irongrad.runtime.errors import CaptureError, IronGradError
@@ -22,7 +23,6 @@ from irongrad.runtime.golden import Golden, Resting
 
 # By the name of the step; the alternation of several steps is under the name `ALTERNATION`.
 AllExpected = Mapping[str, ExpectedAtSizes]
-Runs = Callable[[], AllExpected]
 
 # What no step is called.
 ALTERNATION = "in turn"
@@ -30,6 +30,19 @@ ALTERNATION = "in turn"
 
 class _AbandonedError(Exception):
     """The runs are no longer needed."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs in the background.
+
+    Attributes:
+        result: waits for the first runs and returns the expected values.
+        alone: called when no compiler runs beside them any more; huge steps begin then, on all cores.
+    """
+
+    result: Callable[[], AllExpected]
+    alone: Callable[[], None]
 
 
 @contextmanager
@@ -60,16 +73,18 @@ def first_runs(
         steps: the most training steps in a run; at the sizes of other buckets, a run has one.
 
     Yields:
-        A function that waits for the first runs and returns the expected values. If the caller raises an error or
-        `StoppedEarly` before, the runs end at their next value.
+        The runs. If the caller raises an error or `StoppedEarly` before their end, they end at their next value.
     """
-    abandoned = Event()
+    abandoned, alone = Event(), Event()
 
     def check() -> None:
         if abandoned.is_set():
             raise _AbandonedError
 
     def make() -> AllExpected:
+        if any(is_huge(graph) for _, graph in parts.values()):
+            alone.wait()
+            check()
         found = {name: _of_step(*part, steps, check) for name, part in parts.items()}
         if alternation is not None:
             found[ALTERNATION] = ExpectedAtSizes(Expected(alternation.runs(check)))
@@ -78,10 +93,12 @@ def first_runs(
     with ThreadPoolExecutor(1, "oracle") as beside:
         future = beside.submit(make)
         try:
-            yield future.result
+            yield Runs(future.result, alone.set)
         except BaseException:
             abandoned.set()
             raise
+        finally:
+            alone.set()
 
 
 def _of_step(captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None]) -> ExpectedAtSizes:

@@ -17,7 +17,7 @@ import torch
 
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import Variant, run_eager
+from irongrad.pipeline.oracle.eager_run import Variant, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
 from irongrad.runtime.golden import Golden, Resting, key_of
@@ -28,6 +28,7 @@ from irongrad.step.train_step import TrainStep
 
 MOST = 12
 MOST_OF_LARGE_STEPS = 2  # an eager step takes seconds
+MOST_OF_HUGE_STEPS = 1  # it takes ten
 
 # Equal values cancel in normalisations, which amplifies rounding: eager float32 errs by up to 1.3 of the tolerance that
 # noise derives there (BatchNorm over zeros). A wrong program errs by orders of magnitude.
@@ -70,13 +71,14 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
     """Make the first runs of each choice; `check` is called before each value, and ends the runs by an exception."""
     expected: list[Expected] = []
     skipped: list[str] = []
-    most = MOST if sum(t.initial.numel() for t in graph.state) <= LARGE else MOST_OF_LARGE_STEPS
-    for choice in islice(choices(captured.step, graph, graph.ranges), most):
+    for choice in islice(choices(captured.step, graph, graph.ranges), _most(graph)):
         at_choice = replace(captured, step=captured.step.with_examples(choice.inputs))
-        runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers))
+        hidden = _hidden(graph, choice)
+        keeps = partial(_is_compared, hidden)
+        runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers), keeps)
         try:
             first = next(runs)
-            made = Expected(map(partial(_comparable, graph, choice.about), chain([first], runs)))
+            made = Expected(map(partial(_comparable, hidden, choice.about), chain([first], runs)))
         except Exception as error:
             check()  # the error may be its own
             skipped.append(f"{choice.about}: eager raises {type(error).__name__}: {str(error).partition(chr(10))[0]}")
@@ -86,6 +88,12 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
         else:
             expected.append(made)
     return Chosen(tuple(expected), tuple(skipped))
+
+
+def _most(graph: StepGraph) -> int:
+    if is_huge(graph):
+        return MOST_OF_HUGE_STEPS
+    return MOST if sum(t.initial.numel() for t in graph.state) <= LARGE else MOST_OF_LARGE_STEPS
 
 
 def choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Iterator[Choice]:
@@ -143,16 +151,23 @@ def _free(step: TrainStep, graph: StepGraph) -> list[Hyper]:
     return [h for h in hyperparameters(step.optimizers) if h.name in graph.hypers]
 
 
-def _comparable(graph: StepGraph, about: str, golden: Golden) -> Golden:
-    """Keep what tells at an edge: all values that the step computes there, but not what the update makes of them.
+def _hidden(graph: StepGraph, choice: Choice) -> frozenset[str]:
+    """The golden keys of what is not compared at an edge: what the update makes of values that the step computes there.
 
     There a gradient may be zero but for rounding, and Adam makes a whole step of its sign. So parameters are compared
     if no entry point returns gradients, and at other hyperparameters, where the gradients are the example's own. An
     optimizer has other state at some of these, such as no momentum.
     """
-    whole = bool(golden.hypers) or "accumulate" not in graph.functions
+    whole = bool(choice.hypers) or "accumulate" not in graph.functions
     left_out = {Role.OPTIMIZER} if whole else {Role.OPTIMIZER, Role.PARAMETER}
-    hidden = {key_of("state", 1, t.name) for t in graph.state if t.role in left_out}
+    return frozenset(key_of("state", 1, t.name) for t in graph.state if t.role in left_out)
+
+
+def _is_compared(hidden: frozenset[str], key: str) -> bool:
+    return key not in hidden
+
+
+def _comparable(hidden: frozenset[str], about: str, golden: Golden) -> Golden:
     expected = {key: value for key, value in golden.expected.items() if key not in hidden}
     allowed = {key: _WIDER * golden.allowed[key] for key in expected}
     return replace(golden, expected=expected, allowed=allowed, about=about)
@@ -190,7 +205,7 @@ def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] 
             if number in (1, 4) and not torch.equal(parameters[name], tensor):
                 moving[name] = None
             parameters[name] = tensor
-        if not bool(tensor.isfinite().all()):
+        if not is_finite(tensor):
             unbounded[name] = None
 
     try:

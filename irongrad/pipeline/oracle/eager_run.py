@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -44,6 +45,21 @@ T = TypeVar("T")
 # Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
 Recorder = Callable[[str, torch.Tensor], None]
 
+# The elements of a state of which one copy in float64 takes half a gigabyte.
+HUGE = 64_000_000
+
+
+def is_huge(graph: StepGraph) -> bool:
+    """Whether the state is so large that its runs take longer than iree-compile, and its copies fill the memory."""
+    return bool(sum(t.initial.numel() for t in graph.state) > HUGE)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite, in one pass over a real tensor: `isfinite` makes a tensor first."""
+    if not tensor.numel() or tensor.is_complex():
+        return bool(tensor.isfinite().all())
+    return all(map(math.isfinite, map(float, tensor.detach().aminmax())))
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -52,7 +68,7 @@ class Variant:
     Attributes:
         hypers: hyperparameters by name.
         hyper_steps: the numbers of the steps with these hyperparameters; None for all.
-        zero_steps: the numbers of the steps whose gradients are all zero.
+        zero_steps: the numbers of the steps whose gradients are all zero; they have no forward and no loss.
     """
 
     hypers: Mapping[str, float] = field(default_factory=dict)
@@ -108,7 +124,6 @@ def without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-@half_of_the_threads()
 @eager_control_flow()
 @eager_lstm()
 @without_fast_path()
@@ -139,7 +154,8 @@ def run_eager(
     """
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     wide = eager_float64 if dtype is torch.float64 else nullcontext
-    with borrowed(captured.step, dtype), VectorSigns():
+    cores = nullcontext() if is_huge(graph) else half_of_the_threads()
+    with cores, borrowed(captured.step, dtype), VectorSigns():
         examples = {n: _cast(t, dtype).clone() for n, t in captured.step.examples.items()}
         inputs = {n: examples[n] for n in captured.step.inputs}
         with wide(), noise_errors_suppressed(seed):  # training has tolerances, too, where evaluation has none
@@ -185,7 +201,8 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
         beside: list[dict[str, torch.Tensor]] = []
-        for call, part in enumerate(parts, first.calls + (number - first.step) * len(parts)):
+        at_rest = number in variant.zero_steps
+        for call, part in enumerate(parts if not at_rest else (), first.calls + (number - first.step) * len(parts)):
             with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
                 with wide():
                     loss, values = _forward(module, [t.clone() for t in part.values()], number, record)
@@ -195,12 +212,9 @@ def train(
             losses.append(loss.detach())
             beside.append(values)
         _fill_gradients(module, graph)
-        if number in variant.zero_steps:
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-        record(key_of("loss", number), torch.stack(losses).mean())
-        for name in beside[0]:
+        if not at_rest:
+            record(key_of("loss", number), torch.stack(losses).mean())
+        for name in beside[0] if beside else ():
             record(key_of("value", number, name), _mean([values[name] for values in beside]))
         for name, gradient in _gradients(module, graph).items():
             record(key_of("gradient", number, name), gradient.clone())
@@ -241,7 +255,10 @@ def _mean(values: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
-    """Give zero gradients to parameters that only an untaken branch uses, as the gradient of torch.cond does."""
+    """Give zero gradients to parameters that have none: those that only an untaken branch uses, as torch.cond does.
+
+    At rest these are all.
+    """
     for path, parameter in module.named_parameters():
         if parameter.grad is None and name_of(path) in graph.gradients:
             parameter.grad = torch.zeros_like(parameter)

@@ -18,7 +18,7 @@ import torch
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, run_eager
+from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.rounding_noise import noise_errors_suppressed
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
@@ -36,13 +36,16 @@ class Values:
 
     Attributes:
         arrays: by golden key, as float64.
+        keeps: whether the value of a golden key is kept; one that is NaN or infinite is in any case.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    keeps: Callable[[str], bool] = lambda key: True
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
         """Keep `tensor`; nothing may write to it afterwards."""
-        self.arrays[key] = tensor.detach().cpu().to(torch.float64).numpy()
+        if self.keeps(key) or not is_finite(tensor):
+            self.arrays[key] = tensor.detach().cpu().to(torch.float64).numpy()
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class Spread:
     eps: dict[str, float] = field(default_factory=dict)
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
-        """Compare `tensor` with its exact value, and keep the largest difference."""
+        """Compare `tensor` with its exact value, if that is kept, and keep the largest difference."""
+        if key not in self.exact.arrays:
+            return
         error = largest_error(to_numpy(tensor), self.exact.arrays[key])
         self.largest[key] = max(self.largest.get(key, 0.0), error)
         self.eps[key] = float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
@@ -95,6 +100,7 @@ def golden_runs(
     steps: int,
     check: Callable[[], None] = lambda: None,
     variant: Variant = PLAIN,
+    keeps: Callable[[str], bool] | None = None,
 ) -> Iterator[Golden]:
     """Run the oracle, and after each run in the step's own dtypes yield its values with the tolerances so far.
 
@@ -104,6 +110,8 @@ def golden_runs(
         steps: the most training steps in a run; a large step has fewer.
         check: called before each value is recorded; an exception from it ends the runs.
         variant: how the runs differ from the user's own training.
+        keeps: which values are compared, by golden key; None for all, or for those of a huge step that its last
+            training step leaves.
 
     Yields:
         The oracle's values, with the tolerances of all runs so far.
@@ -111,7 +119,7 @@ def golden_runs(
     step = captured.step
     elements = sum(t.initial.numel() for t in graph.state)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
-    exact, oracle = Values(), "float64"
+    exact, oracle = Values(keeps=keeps or partial(_is_left, graph, steps)), "float64"
     checked = partial(_checked, check)
     # Gradients overflow in the step's own dtypes, so a run in these decides which updates are skipped.
     skips = None
@@ -133,6 +141,12 @@ def golden_runs(
 
     for allowed in spread.widened_by(run, elements):
         yield Golden(steps, oracle, inputs, exact.arrays, allowed, variant.hypers)
+
+
+def _is_left(graph: StepGraph, steps: int, key: str) -> bool:
+    """Whether a value is kept: of a huge step, the state between training steps is not, whose errors the last shows."""
+    kind, number, _ = key.split("/", 2)
+    return kind != "state" or int(number) == steps or not is_huge(graph)
 
 
 def _checked(check: Callable[[], None], record: Recorder) -> Recorder:

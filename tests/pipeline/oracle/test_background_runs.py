@@ -17,7 +17,7 @@ from irongrad.pipeline import driver
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.options import make_options
-from irongrad.pipeline.oracle import background_runs
+from irongrad.pipeline.oracle import background_runs, eager_run
 from irongrad.pipeline.oracle.background_runs import first_runs
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import golden_runs
@@ -63,8 +63,8 @@ def test_background_runs_equal_runs_in_this_thread(
 ) -> None:
     here = Expected(golden_runs(captured, graph, STEPS))
     with first_runs({"": (captured, graph)}, STEPS) as runs:
-        own = runs()[""].own
-        assert runs()[""].own is own
+        own = runs.result()[""].own
+        assert runs.result()[""].own is own
     assert threads != [threading.current_thread()]
     assert not threads[0].is_alive()
     assert own.golden.allowed == here.golden.allowed
@@ -72,6 +72,30 @@ def test_background_runs_equal_runs_in_this_thread(
         np.testing.assert_array_equal(value, here.golden.expected[key])
     # The thread has ended, so this thread makes the other runs.
     assert own.widest().allowed == here.widest().allowed
+
+
+def test_a_huge_step_waits_for_the_compiler_and_keeps_what_its_last_step_leaves(
+    captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Expected(golden_runs(captured, graph, STEPS)).golden
+    monkeypatch.setattr(eager_run, "HUGE", 0)
+    with first_runs({"": (captured, graph)}, STEPS) as runs:
+        assert not threads
+        runs.alone()
+        golden = runs.result()[""].own.golden
+    left = {key for key in here.expected if not key.startswith("state/") or key.startswith(f"state/{STEPS}/")}
+    assert golden.expected.keys() == golden.allowed.keys() == left < here.expected.keys()
+    for key in left:
+        np.testing.assert_allclose(golden.expected[key], here.expected[key], rtol=1e-12, atol=1e-15)
+
+
+def test_a_huge_step_that_fails_meanwhile_makes_no_runs(
+    captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_run, "HUGE", 0)
+    with pytest.raises(ZeroDivisionError), first_runs({"": (captured, graph)}, STEPS):
+        raise ZeroDivisionError
+    assert not threads
 
 
 def test_background_runs_end_when_a_stage_fails(captured: CapturedStep, graph: StepGraph) -> None:
@@ -88,7 +112,7 @@ def test_an_error_in_the_background_is_raised_when_the_runs_are_read(
 
     monkeypatch.setattr(background_runs, "golden_runs", golden_runs)
     with first_runs({"": (captured, graph)}, STEPS) as runs, pytest.raises(ZeroDivisionError):
-        runs()
+        runs.result()
 
 
 def test_a_build_starts_background_runs_after_its_passes(
