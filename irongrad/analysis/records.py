@@ -119,6 +119,25 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """How far a value was from the oracle when the target was verified.
+
+    Attributes:
+        entry_point: the entry point that computed it.
+        key: the key of the value, such as `state/1/head.weight` (`irongrad.runtime.golden.key_of`).
+        error: the largest absolute error of its elements.
+        allowed: the largest error that is right.
+        elements: the number of compared elements.
+    """
+
+    entry_point: str
+    key: str
+    error: float
+    allowed: float
+    elements: int
+
+
+@dataclass(frozen=True)
 class TargetRecord:
     """What a target executes.
 
@@ -127,12 +146,14 @@ class TargetRecord:
         kernels: its kernels.
         launches: all launches of its functions.
         calls: for each function, the functions that it calls, each as often as it does.
+        judged: the values that have a bound, at the example's inputs; empty if the target could not be verified.
     """
 
     sources: tuple[Source, ...]
     kernels: tuple[Kernel, ...]
     launches: tuple[Launch, ...]
     calls: dict[str, tuple[str, ...]]
+    judged: tuple[Judged, ...] = ()
 
 
 @dataclass(frozen=True)

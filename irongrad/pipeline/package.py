@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from irongrad.analysis.file import encoded
 from irongrad.analysis.records import FORMAT_VERSION as RECORD_VERSION
-from irongrad.analysis.records import Analysis
+from irongrad.analysis.records import Analysis, Judged
 from irongrad.graph.step_graph import StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
@@ -193,7 +194,8 @@ def package(
                 reports |= {target.name: report for target in together}
                 together = tuple(replace(t, certificate=certificate(report, t.device)) for t in together)
             targets += together
-        files = dict(manifest.files)
+        write_record(origin.record, compiled, staging, reports)
+        files = {**manifest.files, ANALYSIS: file_spec(staging / ANALYSIS)}
         for name, values in expected.items():
             path = staging / golden_file(name if name in manifest.steps else "")
             _write_golden(values.own.golden, path)
@@ -312,10 +314,25 @@ def write_state(module: Modules, scratch: Path) -> Path:
     return path
 
 
-def write_record(record: Analysis, compiled: Sequence[CompiledModule], directory: Path) -> None:
-    """Write the record of the compilation, with the kernels of `compiled` added to it or in place of earlier ones."""
-    targets = {**record.targets, **{c.target.name: c.record for c in compiled}}
-    (directory / ANALYSIS).write_bytes(encoded(replace(record, targets=targets)))
+def write_record(
+    record: Analysis, compiled: Sequence[CompiledModule], directory: Path, reports: Mapping[str, Report] | None = None
+) -> None:
+    """Write the record of the compilation, with the kernels of `compiled` added to it or in place of earlier ones.
+
+    Args:
+        record: the record of the step.
+        compiled: the compiled modules.
+        directory: where the artifact is written.
+        reports: the verification of each of these targets that can run here, by name; None before it.
+    """
+    verified = {name: _judged(report) for name, report in (reports or {}).items()}
+    own = {c.target.name: replace(c.record, judged=verified.get(c.target.name, ())) for c in compiled}
+    (directory / ANALYSIS).write_bytes(encoded(replace(record, targets={**record.targets, **own})))
+
+
+def _judged(report: Report) -> tuple[Judged, ...]:
+    bounded = (c for c in report.comparisons if 0 < c.allowed < math.inf)
+    return tuple(Judged(c.entry_point, c.key, c.error, c.allowed, c.elements) for c in bounded)
 
 
 def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:

@@ -84,7 +84,9 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
             replace(t, certificate=certificate(reports[t.name], t.device)) if t.name in reports else t
             for t in changed.targets
         )
-        changed = write_manifest(replace(changed, targets=signed), staging)
+        write_record(record, compiled, staging, reports)
+        files = {**changed.files, ANALYSIS: file_spec(staging / ANALYSIS)}
+        changed = write_manifest(replace(changed, targets=signed, files=files), staging)
         publish(staging, directory)
     return Artifact(directory, changed, reports)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import plotly.io
 
 from irongrad.analysis.machine import Machine
+from irongrad.analysis.records import Judged
 from irongrad.analysis.totals import Work
 from irongrad.reports.amounts import amount, nbytes, unit_of
 from irongrad.reports.fusion_groups import FusionGroup
@@ -20,6 +21,7 @@ from irongrad.reports.profile import Profile
 from irongrad.reports.report import Report
 
 PHASES, MODULES, PASSES, MEMORY, ROOFLINE, TIMES = "phases", "modules", "passes", "memory", "roofline", "times"
+ERRORS = "errors"
 
 # They stand out on a light and on a dark page.
 COLOURS = {
@@ -48,6 +50,8 @@ def figures(report: Report) -> dict[str, Any]:
     for number, memory in enumerate(report.memory):
         if memory.peak:
             found[f"{MEMORY}.{number}"] = _memory(memory)
+    if report.judged:
+        found[ERRORS] = _errors(report.judged)
     if report.profile is not None:
         found[TIMES] = _times(report.profile)
     if report.machine is not None:
@@ -96,6 +100,17 @@ def _phases(report: Report) -> go.Figure:
     figure.update_layout(barmode="stack", height=220, xaxis={"tickformat": ".0%", "range": [0, 1]})
     figure.update_yaxes(autorange="reversed")
     return figure
+
+
+def _errors(judged: Sequence[Judged]) -> go.Figure:
+    """How near each verified value is to its bound."""
+    figure = go.Figure()
+    for kind in dict.fromkeys(value.key.partition("/")[0] for value in judged):
+        shares = [value.error / value.allowed for value in judged if value.key.partition("/")[0] == kind]
+        figure.add_histogram(x=shares, name=_text(kind), xbins={"start": 0, "end": 1.0001, "size": 0.02})
+    figure.update_layout(barmode="stack", height=240, xaxis={"title": "error / bound", "tickformat": ".0%"})
+    figure.update_xaxes(range=[0, 1])
+    return figure.update_yaxes(title="values")
 
 
 def _modules(model: Module) -> go.Figure:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
-from irongrad.analysis.records import PassChange
+from irongrad.analysis.records import Judged, PassChange
 from irongrad.analysis.totals import Work
 from irongrad.reports.fusion_groups import FusionGroup, fusion_groups
 from irongrad.reports.memory_over_time import MemoryOverTime, memory_over_time
@@ -37,6 +37,8 @@ class Report:
         passes: what each pass over the step graph changed, in order.
         groups: the kernels with the operators that they compute, the one with the most bytes first.
         memory: the memory of each function over its schedule.
+        judged: the verified values, the one nearest to its bound first. A value that several entry points compute
+            stands once, with the largest error.
         machine: the peaks of this machine; None if the target is not for a CPU.
         profile: the profile of the entry point; None if none was given.
     """
@@ -53,6 +55,7 @@ class Report:
     passes: tuple[PassChange, ...]
     groups: tuple[FusionGroup, ...]
     memory: tuple[MemoryOverTime, ...]
+    judged: tuple[Judged, ...]
     machine: Machine | None
     profile: Profile | None
 
@@ -98,6 +101,14 @@ def report_on(
         analysis.passes,
         fusion_groups(record, called, peaks, times),
         tuple(memory_over_time(analysis, timeline) for timeline in analysis.timelines),
+        _nearest_first(record.judged),
         peaks,
         times,
     )
+
+
+def _nearest_first(judged: tuple[Judged, ...]) -> tuple[Judged, ...]:
+    found: dict[str, Judged] = {}
+    for value in sorted(judged, key=lambda value: value.error / value.allowed, reverse=True):
+        found.setdefault(value.key, value)
+    return tuple(found.values())

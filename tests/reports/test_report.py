@@ -171,7 +171,23 @@ def test_every_section_opens_and_draws_its_charts(page: Page) -> None:
                 chart.scroll_into_view_if_needed()
                 expect(chart.locator(".main-svg").first).to_be_visible()
     drawn = page.locator(".drawn").evaluate_all("charts => charts.map(chart => chart.dataset.chart)")
-    assert {"phases", "modules", "passes", "memory.0", "roofline"} <= set(drawn)
+    assert {"errors", "phases", "modules", "passes", "memory.0", "roofline"} <= set(drawn)
+
+
+def test_every_verified_value_stands_beside_its_bound(page: Page, data: dict[str, Any]) -> None:
+    manifest, judged = data["manifest"], data["judged"]
+    table = page.get_by_role("table", name="Verified values")
+    rows = table.locator("tbody tr")
+    assert [values(rows.locator(f"td:nth-child({n})")) for n in (4, 5)] == [
+        [value["error"] for value in judged],
+        [value["allowed"] for value in judged],
+    ]
+    assert rows.locator("td:first-child").all_text_contents() == [value["key"] for value in judged]
+    shares = [value["error"] / value["allowed"] for value in judged]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == manifest["targets"][0]["certificate"]["worst"]
+    parameters = {spec["name"] for spec in manifest["state"] if spec["role"] == "parameter"}
+    assert {f"state/1/{name}" for name in parameters} <= {value["key"] for value in judged}
 
 
 def test_the_tree_has_the_numbers_of_json(page: Page, data: dict[str, Any]) -> None:
@@ -311,7 +327,7 @@ def test_the_page_fits_a_phone_and_paper(browser: Browser, folder: Path) -> None
 
 def test_hostile_names_are_shown_and_do_nothing(page: Page, data: dict[str, Any]) -> None:
     assert page.locator("img").count() == 0
-    assert page.locator("script").count() == 3
+    assert page.locator("body script").count() == 3
     assert page.locator("h1").text_content() == IMAGE
     assert page.title().startswith(IMAGE)
     modules = page.locator("#tree .module > summary b").all_text_contents()
