@@ -15,16 +15,25 @@ class Tile:
         rows: the number of rows.
         vectors: the number of vectors in each row.
         width: the number of elements in a vector.
+        summands: the number of summands that a vector instruction adds to a result.
+        is_amx: whether the registers are those of Intel's AMX.
     """
 
     rows: int
     vectors: int
     width: int
+    summands: int = 1
+    is_amx: bool = False
 
     @property
     def columns(self) -> int:
         """The number of columns of results."""
         return self.vectors * self.width
+
+    @property
+    def fewest(self) -> int:
+        """The fewest summands of a product that is worth the tile."""
+        return AMX_SUMMANDS if self.is_amx else _FEWEST
 
     @property
     def instructions(self) -> int:
@@ -40,6 +49,14 @@ AVX512 = (Tile(6, 4, 16), Tile(4, 4, 16), Tile(8, 3, 16), Tile(8, 2, 16))
 AVX2 = (Tile(6, 2, 8),)
 
 TILES = {"avx512f": AVX512, "fma": AVX2}
+
+# Tiles of products of bfloat16, whose vector instructions multiply pairs. AMX has eight registers. Each holds 16 by 16
+# results, or `AMX_SUMMANDS` summands of 16 rows or columns. A tile of two by two of them loads one for each product.
+AMX_SUMMANDS = 32
+AMX = tuple(Tile(rows, vectors, 16, 2, is_amx=True) for rows, vectors in ((32, 2), (16, 2), (32, 1)))
+AVX512_BF16 = tuple(Tile(tile.rows, tile.vectors, tile.width, 2) for tile in AVX512)
+
+HALF_TILES = {"amx-bf16": AMX, "avx512bf16": AVX512_BF16}
 
 # The most columns of a block, so that each row copied into it fills several cache lines.
 WIDTH = 64
@@ -65,10 +82,11 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
         sizes: the numbers of rows (`r`), of columns (`c`), of summands (`k`) and of pairs of matrices (`b`).
         tiles: the tiles to choose from.
     """
-    if math.prod(sizes.values()) < _LEAST or sizes["k"] < _FEWEST:
+    if math.prod(sizes.values()) < _LEAST:
         return None
-    rows, columns = sizes["r"], sizes["c"]
+    rows, columns, summands = sizes["r"], sizes["c"], sizes["k"]
     whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
+    whole = [t for t in whole if summands % t.summands == 0 and summands >= t.fewest]
     return min(whole, key=lambda t: -(-rows // t.rows) * (columns // t.columns) * t.instructions, default=None)
 
 

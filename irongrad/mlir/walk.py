@@ -27,7 +27,21 @@ KERNELS = frozenset({"flow.dispatch", PACKING})
 
 # The dialects whose operations our code creates. tests/mlir/test_walk.py finds one that is missing.
 _CREATED = (
-    *("affine", "arith", "builtin", "cf", "complex", "func", "linalg", "math", "memref", "scf", "tensor", "vector"),
+    *(
+        "affine",
+        "arith",
+        "builtin",
+        "cf",
+        "complex",
+        "func",
+        "linalg",
+        "llvm",
+        "math",
+        "memref",
+        "scf",
+        "tensor",
+        "vector",
+    ),
     *("flow", "hal", "iree_encoding", "iree_linalg_ext", "iree_tensor_ext", "stream", "tm_tensor", "util", "vm"),
 )
 

@@ -9,24 +9,28 @@ apart, so they evict each other from the cache. A transposed left operand is cop
 is read sequentially. Other left operands and the result keep their layout. A small operand stays in a cache in any
 layout. It is read in place if the elements that are read together are contiguous. A right operand of few bits is
 unpacked by the kernel (`packed_weights.py`, `unpacking.py`).
+
+Operands of bfloat16 are multiplied as such if the CPU has instructions for it (`pair_code.py`, `amx.py`).
 docs/dev/measurements/2026-11-25-granite-rapids.md has figures.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import TILES, WIDTH, Tile, is_near, tile_for
+from irongrad.memory_model.product_tiles import HALF_TILES, TILES, WIDTH, Tile, is_near, tile_for
 from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.base import PassResult
+from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding, widened
 from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
@@ -55,9 +59,16 @@ class _Product:
     right: Lettered
 
     @property
+    def multiplies_halves(self) -> bool:
+        """Whether both operands are bfloat16."""
+        return {str(value.type.element_type) for value, _ in (self.left, self.right)} == {"bf16"}
+
+    @property
     def turns_left(self) -> bool:
         """Whether the left operand is transposed by a copy: its rows are not contiguous in memory, and it is large."""
         letters = self.left[1]
+        if self.multiplies_halves:
+            return not letters.endswith("k")
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
 
     @property
@@ -69,14 +80,16 @@ class _Product:
 
 @dataclass(frozen=True)
 class MatmulKernels(ModulePass):
-    """Compute matrix products of float32 of known sizes by kernels of our own, on x86-64 with AVX2 or AVX-512.
+    """Compute matrix products of known sizes by kernels of our own, on x86-64 with AVX2 or AVX-512.
 
     Before:
         %r = linalg.matmul ins(%a, %b : tensor<128x784xf32>, tensor<784x1024xf32>) outs(%zeros)
     After:
         %packed = linalg.generic ... %b; %r = flow.dispatch @product_0_1x128x1024x784::@product_0_...(%a, %packed)
 
-    IREE compiles all other products: small ones, of other types or unknown sizes, and ones that add to a value.
+    Operands are float32 or half precision. Those of bfloat16 are multiplied as such by AMX or AVX512-BF16. Without
+    these, and if they are float16, they are widened. IREE compiles all other products: small ones, of other types or
+    unknown sizes, and ones that add to a value.
     """
 
     name: ClassVar[str] = "matmul-kernels"
@@ -88,19 +101,37 @@ class MatmulKernels(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         architecture, features = cpu_of(module)
-        tiles = next((found for feature, found in TILES.items() if feature in features), None)
-        if architecture != _ARCHITECTURE or tiles is None:
+        tiles = _Tiles.of(features)
+        if architecture != _ARCHITECTURE or not tiles.of_floats:
             return PassResult(False)
-        found = [_product_of(op) for op in inside(module.operation) if op.name in PRODUCTS]
-        products = {p: tile for p in found if p and (tile := tile_for(p.sizes, tiles)) and _is_readable(p, tile)}
+        found = [_product_of(op, tiles) for op in inside(module.operation) if op.name in PRODUCTS]
+        products = dict(one for one in found if one)
         kernels = _Kernels(module)
         launched = [_launch(product, tile, kernels) for product, tile in products.items()]
-        for old, new in launched:  # only now, as a product may read another
-            old.results[0].replace_all_uses_with(new)
-        for done in dict.fromkeys([*(old for old, _ in launched), *(product.operation for product in products)]):
+        for replaced, new in launched:  # only now, as a product may read another
+            replaced[-1].results[0].replace_all_uses_with(new)
+        for done in dict.fromkeys(op for replaced, _ in launched for op in reversed(replaced)):
             done.erase()
         held = _hold_unpacked(module)
         return PassResult(bool(products or held), {"products": len(products), "kernels": kernels.count, "held": held})
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """The register tiles of a CPU.
+
+    Attributes:
+        of_floats: for products of float32; none without AVX2.
+        of_halves: for products of bfloat16; none on a CPU that only multiplies float32.
+    """
+
+    of_floats: tuple[Tile, ...]
+    of_halves: tuple[Tile, ...]
+
+    @classmethod
+    def of(cls, features: Collection[str]) -> Self:
+        """The tiles of a CPU with these features."""
+        return cls(*(next((t for f, t in kinds.items() if f in features), ()) for kinds in (TILES, HALF_TILES)))
 
 
 class _Kernels:
@@ -150,27 +181,48 @@ def _widens_bytes_of_any_size(operation: Any) -> bool:
     return body[0].name == "arith.sitofp" and str(body[0].operands[0].type) == "i8" and len(body) == 2
 
 
-def _product_of(operation: Any) -> _Product | None:
-    """The operands of a product of float32; None for one of unknown sizes, or one that adds to a nonzero value.
+def _product_of(operation: Any, tiles: _Tiles) -> tuple[_Product, Tile] | None:
+    """A product and the tile of its kernel; None for one of unknown sizes, or one that adds to a nonzero value.
 
-    The right operand may be in half precision.
+    Operands of bfloat16 are multiplied as such where the CPU has a tile for them. Otherwise half precision is widened.
     """
     *operands, room = operation.operands
     kinds = [value.type for value in operation.operands]
     of_left, of_right, of_result = (str(kind.element_type) for kind in kinds)
-    if of_left != "f32" or of_result != "f32" or of_right not in {"f32", *HALVES}:
+    if of_result != "f32" or not {of_left, of_right} <= {"f32", *HALVES}:
         return None
-    if not all(kind.has_static_shape for kind in kinds):
-        return None
-    if not _is_zero(room):
+    if not all(kind.has_static_shape for kind in kinds) or not _is_zero(room):
         return None
     letters = "brck" if len(room.type.shape) > 2 else "rck"
     of_operands = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
     sizes = {
         x: size for kind, of in zip(kinds, of_operands, strict=True) for x, size in zip(of, kind.shape, strict=True)
     }
+    if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
+        return product, tile
+    if (tile := tile_for(sizes, tiles.of_floats)) is None:
+        return None
     left, right = (_source(value, of) for value, of in zip(operands, of_operands, strict=False))
-    return _Product(operation, sizes, left, right)
+    product = _Product(operation, sizes, _widened(left, operation), right)
+    return product if _packed(product, tile) else replace(product, right=_widened(right, operation)), tile
+
+
+def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[str]) -> _Product | None:
+    """The product of bfloat16 that `operation` is; None if it is of float32, or if a kernel cannot read an operand."""
+    operands = [narrowed(value) for value in list(operation.operands)[:2]]
+    if any(value is None for value in operands):
+        return None
+    left, right = (_source(value, of) for value, of in zip(operands, of_operands, strict=False))
+    return _Product(operation, sizes, left, right) if "k" in left[1] and {"c", "k"} <= set(right[1]) else None
+
+
+def _widened(operand: Lettered, product: Any) -> Lettered:
+    """An operand as float32, computed before `product`, outside of loops that do not change it."""
+    value, letters = operand
+    if str(value.type.element_type) not in HALVES:
+        return operand
+    with product.location, ir.InsertionPoint(outside_loops(product, [value])):
+        return widened(value), letters
 
 
 def _is_zero(value: Any) -> bool:
@@ -208,29 +260,27 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[Any, Any]:
-    """Launch a kernel for a product and the bias added to it, if any; return the replaced operation and the result."""
+def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any], Any]:
+    """Launch a kernel for a product, the bias added to it and its rounding; return what it replaces, and the result."""
     operation, sizes = product.operation, product.sizes
     packed = _packed(product, tile)
     left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
-    blocks = product.has_blocks_of_columns and packed is None
-    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(product.right, "c", product)
+    blocks = product.has_blocks_of_columns and packed is None and not product.multiplies_halves
+    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(_in_rows(product), "c", product)
     tensors = [right] if packed is None else packed.operands
     added = _added_row(operation.results[0])
-    last = operation if added is None else added.result.owner.operation
     row = [] if added is None else [added.row]
+    replaced = [operation] if added is None else [operation, added.result.owner.operation]
+    rounds = rounding(replaced[-1].results[0]) if product.multiplies_halves else None
+    last = rounds or replaced[-1]
     of_product = MatmulShape(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
     packing = None if packed is None else packed.packing
-    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, bool(row), packing)
+    halves = product.multiplies_halves, rounds is not None
+    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, bool(row), packing, *halves)
     with last.location, ir.InsertionPoint(last):
-        kinds = [operation.results[0].type]
+        kinds = [last.results[0].type]
         launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, *tensors, *row], [], [])
-    return last, launch.results[0]
-
-
-def _is_readable(product: _Product, tile: Tile) -> bool:
-    """Whether a kernel can read the right operand: as float32, or as it is stored."""
-    return str(product.right[0].type.element_type) == "f32" or _packed(product, tile) is not None
+    return list(dict.fromkeys([*replaced, last])), launch.results[0]
 
 
 def _packed(product: _Product, tile: Tile) -> PackedWeight | None:
@@ -239,7 +289,7 @@ def _packed(product: _Product, tile: Tile) -> PackedWeight | None:
     Vectors along the weight's rows then lie in one group, and squares of them cover the reduction dimension.
     """
     value, letters = product.right
-    packed = packed_weight(value) if letters in ("ck", "kc") else None
+    packed = packed_weight(value) if letters in ("ck", "kc") and not product.multiplies_halves else None
     if packed is None or packed.packing.group % tile.width or packed.packing.columns % tile.width:
         return None
     return packed
@@ -264,6 +314,16 @@ def _turned(product: _Product) -> Lettered:
     if _copied_by(source_of(value)) is not None:
         value = hold_behind(value)
     order = "b" * ("b" in letters) + "rk"
+    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
+        return copied((value, letters), order), order
+
+
+def _in_rows(product: _Product) -> Lettered:
+    """The right operand, copied if a kernel of bfloat16 cannot read it: neighbours are to be columns or summands."""
+    value, letters = product.right
+    if not product.multiplies_halves or not letters.endswith("b"):
+        return product.right
+    order = "b" * ("b" in letters) + "kc"
     with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
         return copied((value, letters), order), order
 

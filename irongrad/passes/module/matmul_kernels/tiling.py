@@ -17,7 +17,7 @@ from itertools import product
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import Tile
+from irongrad.memory_model.product_tiles import AMX_SUMMANDS, Tile
 from irongrad.passes.module.matmul_kernels.packed_weights import Packing
 
 # float32 numbers per cache line. The length of a block of the reduction dimension is a multiple of it.
@@ -28,6 +28,13 @@ _PANEL = 1 << 19
 
 # The most bytes of the right operand that are unpacked at once. They stay in the first-level cache.
 _UNPACKED = 1 << 14
+
+# The most bytes of the right operand that are copied into pairs at once, and of the sums that are kept meanwhile. Both
+# are on the stack of the thread.
+_PAIRS, _SUMS = 1 << 15, 1 << 16
+
+# Copying the right operand into pairs takes as long as to multiply it by this many rows with AMX.
+_COPYING = 128
 
 # The most rows and columns of the result in one part, the unit of work of a thread.
 _ROWS, _COLUMNS = 512, 768
@@ -105,7 +112,7 @@ class MatmulShape:
 
 @dataclass(frozen=True)
 class ProductKernel:
-    """A kernel of a float32 product, or of a batch of them.
+    """A kernel of a product, or of a batch of them. It adds in float32.
 
     Attributes:
         sizes: the sizes of the product; its columns are a multiple of the tile's, and it has at least the tile's rows.
@@ -114,6 +121,8 @@ class ProductKernel:
         right: the layout of the right operand; columns within a block are contiguous.
         adds_row: whether the kernel adds a row to all rows of the result.
         packing: how the right operand is stored, if not as float32; its strides then count numbers, not elements.
+        multiplies_halves: whether both operands are bfloat16, multiplied as such.
+        is_rounded: whether the result is rounded to bfloat16.
     """
 
     sizes: MatmulShape
@@ -122,6 +131,8 @@ class ProductKernel:
     right: Matrix
     adds_row: bool
     packing: Packing | None = None
+    multiplies_halves: bool = False
+    is_rounded: bool = False
 
     @property
     def right_tensors(self) -> int:
@@ -146,8 +157,25 @@ class ProductKernel:
     @property
     def depth(self) -> int:
         """The length of a block of the reduction dimension; all rows of a part use one block before the next starts."""
-        stretches = -(-self.sizes.summands * 4 * self.tile.columns // (_UNPACKED if self.packing else _PANEL))
-        return -(-self.sizes.summands // (stretches * LINE)) * LINE
+        summands, columns = self.sizes.summands, self.tile.columns
+        if self.multiplies_halves:
+            return _stretch(summands, _PAIRS // (2 * columns), AMX_SUMMANDS)
+        return _stretch(summands, (_UNPACKED if self.packing else _PANEL) // (4 * columns), LINE)
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of the reduction dimension."""
+        return -(-self.sizes.summands // self.depth)
+
+    @property
+    def rest(self) -> int:
+        """The summands that are left when whole registers of AMX are multiplied."""
+        return self.sizes.summands % AMX_SUMMANDS
+
+    @property
+    def kept_strips(self) -> int:
+        """Of how many strips a kernel of bfloat16 keeps the sums at once: all of a part, if there are more blocks."""
+        return self.part[0] if self.blocks > 1 else 1
 
     @cached_property
     def part(self) -> tuple[int, int]:
@@ -157,12 +185,20 @@ class ProductKernel:
         the parts that read the least are best. A part reads each of its rows once, as rows stay in the second-level
         cache, and each of its columns once.
         """
-        down, across = min(_ROWS // self.tile.rows, self.strips), min(_COLUMNS // self.tile.columns, self.panels)
+        down, across = (
+            min(self._most_rows // self.tile.rows, self.strips),
+            min(_COLUMNS // self.tile.columns, self.panels),
+        )
         ways = product(range(1, down + 1), range(1, across + 1))
         times = {part: self._time(part) for part in ways if part == (down, across) or self._is_enough(part)}
         least = min(times.values())
         equal = [part for part, time in times.items() if time <= _NEARLY * least]
         return min(equal, key=lambda part: (self._parts(part), self._read(part)))
+
+    @property
+    def _most_rows(self) -> int:
+        """The most rows of a part."""
+        return min(_ROWS, _SUMS // (4 * self.tile.columns)) if self.multiplies_halves else _ROWS
 
     def _parts(self, part: tuple[int, int]) -> int:
         """The number of parts of `part` strips and panels."""
@@ -175,7 +211,9 @@ class ProductKernel:
     def _is_enough(self, part: tuple[int, int]) -> bool:
         """Whether a part is large enough to be worth scheduling on a thread."""
         multiplications = part[0] * part[1] * self.tile.rows * self.tile.columns * self.sizes.summands
-        return multiplications >= _LEAST or self._parts(part) <= max(_THREADS)
+        return multiplications >= (_LEAST * 8 if self.multiplies_halves else _LEAST) or self._parts(part) <= max(
+            _THREADS
+        )
 
     def _time(self, part: tuple[int, int]) -> int:
         """A cost estimate: the tiles of the busiest thread times the number of threads, summed over `_THREADS`."""
@@ -184,4 +222,11 @@ class ProductKernel:
         for threads in _THREADS:
             at_a_time = 1 if parts < threads * _AT_A_TIME else _AT_A_TIME
             of_threads += threads * at_a_time * -(-parts // (threads * at_a_time))
-        return of_threads * part[0] * part[1]
+        copying = _COPYING // self.tile.rows if self.multiplies_halves else 0
+        return of_threads * (part[0] + copying) * part[1]
+
+
+def _stretch(size: int, most: int, unit: int) -> int:
+    """The length of equal stretches of `size`, of at most `most`; a multiple of `unit`."""
+    stretches = -(-size // most)
+    return -(-size // (stretches * unit)) * unit

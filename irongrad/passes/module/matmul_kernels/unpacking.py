@@ -11,6 +11,7 @@ from iree.compiler.dialects import arith, memref, vector
 
 from irongrad.passes.module.matmul_kernels.loop_code import constant, each, fixed, least, number, row_of, vector_of
 from irongrad.passes.module.matmul_kernels.packed_weights import BIAS, HALVES, HIGH, LOW, Packing
+from irongrad.passes.module.matmul_kernels.squares import transposed
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 
 
@@ -77,7 +78,7 @@ class Unpacking:
         """Unpack and transpose a square: the weight's rows from `column + beyond` on are columns of the block."""
         c, b = (ir.AffineExpr.get_dim(i) for i in range(2))
         rows = [self._unpacked(number(c + b + i, column, beyond), summand) for i in range(self.kernel.tile.width)]
-        for i, values in enumerate(_transposed(rows)):
+        for i, values in enumerate(transposed(rows)):
             self._store(values, first, summand, i, beyond)
 
     def _store(self, values: Any, first: Any, summand: Any, step: int, beyond: Any) -> None:
@@ -118,31 +119,6 @@ def _element_of(packing: Packing) -> ir.Type:
     """The type of the elements in which numbers are stored."""
     floats = {"bf16": ir.BF16Type, "f16": ir.F16Type}
     return floats[packing.kind].get() if packing.kind in floats else ir.IntegerType.get_signless(8)
-
-
-def _transposed(rows: Sequence[Any]) -> list[Any]:
-    """Transpose as many vectors as each has elements, a power of two.
-
-    In the round with distance d, blocks of d by d elements change places across the diagonal.
-    """
-    width, vectors, distance = len(rows), list(rows), 1
-    while distance < width:
-        lower = [i for i in range(width) if not i & distance]
-        for i in lower:
-            one, other = vectors[i], vectors[i + distance]
-            vectors[i] = vector.shuffle(one, other, [_of(j, distance, first=True, width=width) for j in range(width)])
-            vectors[i + distance] = vector.shuffle(
-                one, other, [_of(j, distance, first=False, width=width) for j in range(width)]
-            )
-        distance *= 2
-    return vectors
-
-
-def _of(place: int, distance: int, *, first: bool, width: int) -> int:
-    """The element, among those of two vectors, that comes to `place` of the first or of the second one."""
-    if first:
-        return place + width - distance if place & distance else place
-    return place + width if place & distance else place + distance
 
 
 def _integers(kind: ir.Type, values: Sequence[int]) -> Any:

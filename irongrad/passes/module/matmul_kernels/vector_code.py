@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -27,6 +26,8 @@ from irongrad.passes.module.matmul_kernels.loop_code import (
     row_of,
     vector_of,
 )
+from irongrad.passes.module.matmul_kernels.pair_code import PairCode
+from irongrad.passes.module.matmul_kernels.places import Memory, Place
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 from irongrad.passes.module.matmul_kernels.unpacking import Unpacking
 
@@ -62,11 +63,13 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     with ir.InsertionPoint.at_block_terminator(body):
         left, *others, result = body.arguments
         right, row = others[: kernel.right_tensors], others[kernel.right_tensors :]
-        memory = _Memory(
-            row_of(left, kernel.left.elements),
-            Unpacking.of(kernel, right) if kernel.packing else row_of(right[0], kernel.right.elements),
+        half = ir.BF16Type.get()
+        of_operands, of_result = half if kernel.multiplies_halves else None, half if kernel.is_rounded else None
+        memory = Memory(
+            row_of(left, kernel.left.elements, of_operands),
+            Unpacking.of(kernel, right) if kernel.packing else row_of(right[0], kernel.right.elements, of_operands),
             row_of(row[0], kernel.sizes.columns) if row else None,
-            row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns),
+            row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns, of_result),
         )
         _write(kernel, memory)
     operations = 2 * kernel.sizes.multiplications
@@ -74,57 +77,30 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     ir.InsertionPoint.current.insert(executable)
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """The buffers of a kernel, each as a memref of rank 1.
-
-    Attributes:
-        left: the left operand.
-        right: the right operand; an `Unpacking` if it is stored in fewer bits than float32.
-        row: the row that is added to all rows of the result; None without one.
-        result: the result.
-    """
-
-    left: Any
-    right: Any
-    row: Any | None
-    result: Any
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The position of a tile and of a block of the reduction dimension.
-
-    Attributes:
-        batch: the index of the matrices in the batch.
-        strip: the index of the strip.
-        row: the tile's first row.
-        column: the tile's first column.
-        summand: the block's first index in the reduction dimension.
-    """
-
-    batch: Any
-    strip: Any
-    row: Any
-    column: Any
-    summand: Any
-
-
-def _write(kernel: ProductKernel, memory: _Memory) -> None:
+def _write(kernel: ProductKernel, memory: Memory) -> None:
     """Write the code of one workgroup, which computes one part."""
     sizes, tile, depth = kernel.sizes, kernel.tile, kernel.depth
     strips, panels = kernel.part
     across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
     d = ir.AffineExpr.get_dim(0)
+    pairs = PairCode.begin(kernel, memory) if kernel.multiplies_halves else None
 
     with each(*_share(across, panels, kernel.panels), 1) as panel:
         column = number(d * tile.columns, panel)
         with each(constant(0), constant(sizes.summands), depth) as summand:
             if kernel.packing:
                 memory.right.write_block(column, summand)
+            if pairs:
+                pairs.write_block(batch, column, summand)
             with each(*_share(down, strips, kernel.strips), 1) as strip:
                 row = least([d * tile.rows, fixed(sizes.rows - tile.rows)], strip)
-                _write_tile(kernel, memory, _Place(batch, strip, row, column, summand))
+                place = Place(batch, strip, row, column, summand)
+                if pairs:
+                    pairs.write_tile(place)
+                else:
+                    _write_tile(kernel, memory, place)
+    if pairs:
+        pairs.end()
 
 
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
@@ -133,7 +109,7 @@ def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
     return number(d * size, part), least([d * size + size, fixed(count)], part)
 
 
-def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
+def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
     """Accumulate one block of the reduction dimension into the results of a tile."""
     sizes, tile = kernel.sizes, kernel.tile
     vector_type = vector_of(tile)
@@ -157,7 +133,7 @@ def _write_tile(kernel: ProductKernel, memory: _Memory, place: _Place) -> None:
 
 
 @contextmanager
-def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]:
+def _where_owned(kernel: ProductKernel, place: Place, i: int) -> Iterator[None]:
     """Write code for row `i` of a tile that runs only if the row is not in the strip before."""
     rows = kernel.tile.rows
     if kernel.sizes.rows % rows == 0:
@@ -170,7 +146,7 @@ def _where_owned(kernel: ProductKernel, place: _Place, i: int) -> Iterator[None]
         scf.yield_([])
 
 
-def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[Any]:
+def _beginning(kernel: ProductKernel, memory: Memory, place: Place) -> list[Any]:
     """The initial values of a tile's results: zero, or the added row."""
     tile = kernel.tile
     vector_type = vector_of(tile)
@@ -184,7 +160,7 @@ def _beginning(kernel: ProductKernel, memory: _Memory, place: _Place) -> list[An
     return of_row * tile.rows
 
 
-def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[Any]) -> list[Any]:
+def _added(kernel: ProductKernel, memory: Memory, place: Place, begun: list[Any]) -> list[Any]:
     """The results after one block of the reduction dimension is added."""
     left, tile = kernel.left, kernel.tile
     b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
@@ -200,7 +176,7 @@ def _added(kernel: ProductKernel, memory: _Memory, place: _Place, begun: list[An
 
 
 def _add_round(
-    kernel: ProductKernel, memory: _Memory, place: _Place, summand: Any, rows: Sequence[Any], sums: list[Any]
+    kernel: ProductKernel, memory: Memory, place: Place, summand: Any, rows: Sequence[Any], sums: list[Any]
 ) -> list[Any]:
     """The results after `ProductKernel.round` summands are added, which start at the offsets `rows` on the left."""
     tile = kernel.tile
@@ -217,7 +193,7 @@ def _add_round(
     return sums
 
 
-def _right_vectors(kernel: ProductKernel, memory: _Memory, place: _Place, summand: Any, step: int) -> list[Any]:
+def _right_vectors(kernel: ProductKernel, memory: Memory, place: Place, summand: Any, step: int) -> list[Any]:
     """The vectors of the right operand for the columns of a tile, `step` behind the index `summand`."""
     right, tile = kernel.right, kernel.tile
     columns = range(0, tile.columns, tile.width)
