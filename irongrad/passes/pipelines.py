@@ -17,9 +17,9 @@ DEFAULT_LEVEL = 2
 LEVELS = {
     0: "",
     1: "fold,simplify,cse",
-    2: "fold,simplify,cse,table-products,convolutions{least_gain=3.5},layout,cse,dce,"
+    2: "fold,simplify,cse,table-products,convolutions{least_gain=3.5},layout,cse,dce,row-blocks,cse,dce,"
     "multi-tensor,gradient-norm,half-products,recompute-dequantised,dce",
-    3: "fold,simplify,cse,table-products,convolutions,layout,cse,dce,"
+    3: "fold,simplify,cse,table-products,convolutions,layout,cse,dce,row-blocks,cse,dce,"
     "multi-tensor,gradient-norm,half-products,interleave,recompute-dequantised,dce",
 }
 

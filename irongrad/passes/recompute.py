@@ -15,7 +15,7 @@ are in memory there only when the last of them is dead.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -207,26 +207,52 @@ class _Recomputation:
 
     def _condition(self, late: Node) -> Node:
         if (late, late) not in self._tied:
-            flat = _backward_call(self.graph, aten.view.default, late, [-1], like=late)
-            first = _backward_call(self.graph, aten.slice.Tensor, flat, 0, 0, 1, like=late)
-            scalar = _backward_call(self.graph, aten.view.default, first, [], like=late)
-            size = _backward_call(self.graph, aten.abs.default, scalar, like=late)
-            self._tied[late, late] = _backward_call(self.graph, aten.lt.Scalar, size, 0, like=late)
+            self._tied[late, late] = never(self.graph, [late])
         return self._tied[late, late]
 
 
-def tie(graph: Graph, node: Node, condition: Node) -> Node:
-    """Return the value of `node` as a node that depends on `condition`, which is always false."""
+def never(graph: Graph, late: Sequence[Node], *, backward: bool = True) -> Node:
+    """Return a condition that is always false, and that is not known before all of `late` are computed.
+
+    Args:
+        graph: the graph, which has an insertion point.
+        late: floating-point values that are not empty.
+        backward: whether the new nodes belong to the backward.
+    """
+
+    def one(value: Node) -> Node:
+        flat = _added(graph, aten.view.default, value, [-1], like=value, backward=backward)
+        first = _added(graph, aten.slice.Tensor, flat, 0, 0, 1, like=value, backward=backward)
+        scalar = _added(graph, aten.view.default, first, [], like=value, backward=backward)
+        size = _added(graph, aten.abs.default, scalar, like=value, backward=backward)
+        return _added(graph, aten.lt.Scalar, size, 0, like=value, backward=backward)
+
+    first, *others = map(one, late)
+    for other in others:
+        first = _added(graph, aten.bitwise_or.Tensor, first, other, like=other, backward=backward)
+    return first
+
+
+def tie(graph: Graph, node: Node, condition: Node, *, backward: bool = True) -> Node:
+    """Return the value of `node` as a node that depends on `condition`, which is always false.
+
+    Args:
+        graph: the graph, which has an insertion point.
+        node: the node.
+        condition: the condition, as of `never`.
+        backward: whether the new nodes belong to the backward.
+    """
     options = {"dtype": node.meta["val"].dtype, "device": torch.device("cpu"), "pin_memory": False}
-    zero = _backward_call(graph, aten.full.default, [], 0, like=node, **options)
+    zero = _added(graph, aten.full.default, [], 0, like=node, backward=backward, **options)
     tied = graph.call_function(aten.where.self, (condition, zero, node))
-    tied.meta = {**node.meta, "autograd_backward": True}
+    tied.meta = {**node.meta, "autograd_backward": True} if backward else {**node.meta}
     return tied
 
 
-def _backward_call(graph: Graph, operator: OpOverload, *args: Any, like: Node, **kwargs: Any) -> Node:
+def _added(graph: Graph, operator: OpOverload, *args: Any, like: Node, backward: bool, **kwargs: Any) -> Node:
     node = call(graph, operator, *args, like=like, **kwargs)
-    node.meta["autograd_backward"] = True
+    if backward:
+        node.meta["autograd_backward"] = True
     return node
 
 

@@ -33,6 +33,7 @@ MODULES = (
     "sink_transposes",
     "interleave",
     "table_products",
+    "row_blocks",
     "multi_tensor",
     "gradient_norm",
     "half_products",

@@ -125,6 +125,19 @@ def cell(step_of) -> StepGraph:
 
 
 @pytest.fixture(scope="module")
+def sequence() -> StepGraph:
+    """Causal attention over a long sequence, with its backward."""
+    layer = torch.nn.Linear(32, 96)
+
+    def loss(output, y):
+        q, k, v = output.unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        return F.mse_loss(F.scaled_dot_product_attention(q, k, v, is_causal=True), y)
+
+    inputs = {"x": torch.randn(1, 1024, 32), "y": torch.randn(1, 2, 1024, 16)}
+    return step_graph(TrainStep(layer, loss, torch.optim.SGD(layer.parameters(), lr=0.1), inputs))
+
+
+@pytest.fixture(scope="module")
 def characters(step_of) -> StepGraph:
     """A layer after an embedding, with fewer characters in the table than in the text."""
     index = torch.arange(64) % 8
@@ -171,6 +184,7 @@ GAINS = {
     "convolutions": Gain("images", operations, 0.5),
     "layout": Gain("bottleneck", transposed, 0.5),
     "table-products": Gain("characters", operations, 0.2),
+    "row-blocks": Gain("sequence", memory, 0.6),
     "multi-tensor": Gain("decoder", launches, 0.8),
     "gradient-norm": Gain("decoder", launches, 0.95),
     "half-products": Gain("attention", wide_operands, 0.0, target="cuda"),

@@ -11,12 +11,26 @@ import math
 
 import torch
 
-from irongrad.operators.decompositions.registry import decomposes, uses_pytorch
+from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-# torch-mlir 20261001's own table lacks it.
-uses_pytorch(aten._safe_softmax)
+
+@decomposes(aten._safe_softmax.default)
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The softmax, and zero for a row of minus infinities.
+
+    PyTorch's own decomposition compares every element with minus infinity. The largest element of a row tells as much.
+    """
+    x = x if dtype is None else x.to(dtype)
+    wide = _wide(x)
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    largest = wide.amax(dim, keepdim=True)
+    empty = largest == -math.inf
+    exponential = (wide - torch.where(empty, 0.0, largest)).exp()
+    total = exponential.sum(dim, keepdim=True)
+    return (exponential / torch.where(empty, 1.0, total)).reshape(x.shape).to(x.dtype)
 
 
 @decomposes(aten._softmax.default)
