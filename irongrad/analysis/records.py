@@ -146,6 +146,7 @@ class TargetRecord:
         kernels: its kernels.
         launches: all launches of its functions.
         calls: for each function, the functions that it calls, each as often as it does.
+        other_sizes: as in `Analysis`.
         judged: the values that have a bound, at the example's inputs; empty if the target could not be verified.
     """
 
@@ -153,6 +154,7 @@ class TargetRecord:
     kernels: tuple[Kernel, ...]
     launches: tuple[Launch, ...]
     calls: dict[str, tuple[str, ...]]
+    other_sizes: tuple[str, ...] = ()
     judged: tuple[Judged, ...] = ()
 
 
@@ -233,6 +235,7 @@ class Analysis:
         passes: what each pass over the step graph changed, in order.
         timelines: the memory of each function of static sizes.
         targets: what each target executes, by name.
+        other_sizes: the functions that the example's call does not run, because another bucket has its sizes.
     """
 
     format_version: int
@@ -243,3 +246,4 @@ class Analysis:
     passes: tuple[PassChange, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     targets: dict[str, TargetRecord] = field(default_factory=dict)
+    other_sizes: tuple[str, ...] = ()

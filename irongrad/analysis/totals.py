@@ -86,15 +86,16 @@ def executed(target: TargetRecord, entry: str) -> list[Executed]:
 
 def _executed(target: TargetRecord, function: str, times: int) -> Iterator[Executed]:
     own = (launch for launch in target.launches if launch.function == function)
-    yield from (Executed(x, times * x.times) for x in own if not _is_of_other_sizes(source_of_launch(target, x)))
+    yield from (Executed(x, times * x.times) for x in own if not _is_of_other_sizes(target, x))
     called = target.calls.get(function, ())
     for name in dict.fromkeys(called):
         yield from _executed(target, name, times * called.count(name))
 
 
-def _is_of_other_sizes(source: Source | None) -> bool:
-    """Whether a launch runs for other sizes than the example's: its function then has them in its name, behind an @."""
-    return source is not None and "@" in source.function
+def _is_of_other_sizes(target: TargetRecord, launch: Launch) -> bool:
+    """Whether a launch runs for other sizes than the example's."""
+    source = source_of_launch(target, launch)
+    return source is not None and source.function in target.other_sizes
 
 
 def operator_work(analysis: Analysis, entry: str, key: Callable[[Source], str]) -> list[Work]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from unicodedata import category
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from irongrad.pipeline.choices import Choice, declared
 from irongrad.runtime.atomic_files import check_writable
@@ -23,9 +25,32 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SHOWN = 10
 
+
+class _PlainConsole(Console):
+    """A console that shows control characters of names and messages, and never sends them to the terminal.
+
+    Text that comes from a model or a file could otherwise move the cursor, set the title or hide what stands before it.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as Rich does, with controls of its own only."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def visible(text: str) -> str:
+    """`text` with its control and formatting characters as Python writes them, but for tabs and line breaks."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\t\n" or category(c) not in _INVISIBLE else ascii(c)[1:-1] for c in text)
+
+
+# Control characters, those that change the direction of text, and halves of surrogate pairs.
+_INVISIBLE = ("Cc", "Cf", "Cs")
+
 # Names, paths and messages may hold brackets, so text is no markup unless a call asks for it.
-console = Console(markup=False)
-error_console = Console(stderr=True, markup=False)
+console = _PlainConsole(markup=False)
+error_console = _PlainConsole(stderr=True, markup=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for scripts.")
 device_option = click.option("--device", help="IREE device URI, such as local-task, cuda or vulkan.")

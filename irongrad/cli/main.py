@@ -159,5 +159,7 @@ def _report(error: IronGradError) -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        said = f"[bold red]error:[/] {escape(str(error))}\n[dim]see {error.section}[/]"
+        from irongrad.cli.common import visible
+
+        said = f"[bold red]error:[/] {escape(visible(str(error)))}\n[dim]see {error.section}[/]"
         Console(stderr=True, soft_wrap=True).print(said, highlight=False)

@@ -38,6 +38,8 @@ def command(
         raise UserError("give the page to write, such as -o report.html, or --json")
     if output is not None:
         refuse_unwritable(output, "-o")
+        if directory.resolve() in output.resolve().parents:
+            raise UserError(f"{output} would be a file of the artifact. Write the page somewhere else")
     report = report_on(directory, entry, target, profile)
     if output is not None:
         atomic_write(output, _page(report))

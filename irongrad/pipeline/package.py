@@ -326,7 +326,10 @@ def write_record(
         reports: the verification of each of these targets that can run here, by name; None before it.
     """
     verified = {name: _judged(report) for name, report in (reports or {}).items()}
-    own = {c.target.name: replace(c.record, judged=verified.get(c.target.name, ())) for c in compiled}
+    own = {
+        c.target.name: replace(c.record, other_sizes=record.other_sizes, judged=verified.get(c.target.name, ()))
+        for c in compiled
+    }
     (directory / ANALYSIS).write_bytes(encoded(replace(record, targets={**record.targets, **own})))
 
 

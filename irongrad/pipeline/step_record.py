@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from irongrad.analysis.records import FORMAT_VERSION, Analysis, Buffer, Operator, PassChange, Source, Timeline
 from irongrad.graph.dtypes import numpy_name
 from irongrad.graph.sources import place_of, source_of
-from irongrad.graph.step_graph import StepGraph
+from irongrad.graph.step_graph import StepGraph, base_name
 from irongrad.memory_model.kernel_roles import (
     bodies_of,
     bytes_of,
@@ -30,7 +30,9 @@ from irongrad.passes import PassRecord
 from irongrad.passes.recompute import is_recomputed
 from irongrad.pipeline.assemble.interface import Interface, chain_of
 from irongrad.pipeline.memory_report import usages_of
+from irongrad.sizes.buckets import smallest
 from irongrad.sizes.symbols import has_symbols
+from irongrad.step.varying_sizes import sizes_in
 
 
 @dataclass
@@ -90,14 +92,31 @@ def step_record(
         tuple(operators),
         changes,
         tuple(timelines),
+        other_sizes=tuple(
+            graph.prefix + f
+            for graph in captured.values()
+            for f in graph.functions
+            if _for_example(base_name(f), graph) != f
+        ),
     )
 
 
 def _chain(entry: str, graph: StepGraph) -> tuple[str, ...]:
-    """The functions that an entry point runs; those of micro-batches as often as there are micro-batches."""
+    """The functions that an entry point runs on the example; those of micro-batches as often as there are any."""
     chain = chain_of(entry, graph) or ((entry,) if entry in graph.functions else ())
     often = graph.accumulate if "accumulate" in chain else 1
-    return tuple(graph.prefix + f for f in chain for _ in range(often if f in ("joint", "accumulate") else 1))
+    return tuple(
+        graph.prefix + _for_example(f, graph)
+        for f in chain
+        for _ in range(often if f in ("joint", "accumulate") else 1)
+    )
+
+
+def _for_example(function: str, graph: StepGraph) -> str:
+    """The version of a function that the example's sizes take."""
+    if not graph.buckets:
+        return function
+    return graph.in_bucket(function, smallest(graph.buckets, sizes_in(graph.dynamic, graph.inputs)))
 
 
 def _operators(graph: Graph, function: str, table: _Table, inside: str = "", times: int = 1) -> Iterator[Operator]:

@@ -143,6 +143,11 @@ def read_profile(path: Path, manifest: Manifest, analysis: Analysis) -> Profile:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no profile that 'irongrad profile' wrote: {error}") from None
+    times = profile.seconds > 0 and profile.profiled_seconds > 0
+    if not times or any(k.launches < 1 or k.seconds < 0 for k in profile.kernels):
+        raise UserError(
+            f"{path} is no profile that 'irongrad profile' wrote: a time or a number of launches is not positive"
+        )
     if profile.format_version != FORMAT_VERSION:
         raise UserError(f"{path} has version {profile.format_version}; this IronGrad reads version {FORMAT_VERSION}")
     if profile.digest != manifest.digest or profile.target not in analysis.targets:

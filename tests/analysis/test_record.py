@@ -168,6 +168,23 @@ def test_a_step_with_buckets_is_counted_in_one_bucket(tmp_path: Path, analysis: 
     assert counted.compiled.flops is not None
     assert counted.captured.flops <= counted.compiled.flops < 2 * counted.captured.flops
     assert counted.compiled.count < 2 * summary_of(analysis, "llvm-cpu", "train_step").compiled.count
+    assert counted.captured.flops == summary_of(analysis, "llvm-cpu", "train_step").captured.flops
+
+
+def test_the_examples_own_bucket_is_counted(tmp_path: Path) -> None:
+    """The functions without a size in their name are those of the largest bucket."""
+    step = make_step()
+    sized, batch = {"x": {0: "B"}, "y": {0: "B"}}, len(step.inputs["x"])
+    flops = []
+    for buckets in ([batch, 4 * batch], [batch]):
+        sizes = replace(step, dynamic=sized, buckets={"B": buckets})
+        found = ig.compile(sizes, tmp_path / str(len(buckets)), entry_points=["train_step"])
+        counted = summary_of(read_analysis(found.directory, found.manifest), "llvm-cpu", "train_step")
+        flops.append((counted.captured.flops, counted.compiled.flops))
+    assert flops[0][0] == flops[1][0]
+    assert flops[0][1] is not None
+    assert flops[1][1] is not None
+    assert flops[0][1] < 1.5 * flops[1][1]
 
 
 def test_a_compiled_function_is_recorded(tmp_path: Path) -> None:
@@ -196,16 +213,28 @@ def damaged(artifact: Path, folder: Path, data: bytes | None, *, listed: bool) -
     return folder
 
 
+def with_target(analysis: Analysis, **changes: object) -> bytes:
+    target = replace(analysis.targets["llvm-cpu"], **changes)  # type: ignore[arg-type]
+    return encoded(replace(analysis, targets={"llvm-cpu": target}))
+
+
 def test_a_missing_damaged_or_newer_record_is_one_clear_error(
     artifact: Path, tmp_path: Path, analysis: Analysis
 ) -> None:
     newer = gzip.compress(json.dumps({"format_version": 99}).encode())
+    negative = replace(analysis.operators[0], flops=-1)
     cases = {
         "missing": (None, True, "has no analysis.json.gz"),
         "text": (b"hello", True, "is damaged"),
         "empty": (gzip.compress(b"[]"), True, "is damaged"),
         "newer": (newer, True, "has version 99"),
         "changed": (encoded(analysis)[:-9], False, "is damaged"),
+        "version": (gzip.compress(b'{"format_version": "one"}'), True, "is damaged"),
+        "nested": (gzip.compress(b"[" * 100_000), True, "is damaged"),
+        "targets": (encoded(replace(analysis, targets={})), True, "it has no target"),
+        "index": (with_target(analysis, sources=()), True, "points to nothing"),
+        "calls": (with_target(analysis, calls={"a": ("b",), "b": ("a",)}), True, "calls itself"),
+        "count": (encoded(replace(analysis, operators=(negative,))), True, "a count is negative"),
     }
     for name, (data, listed, message) in cases.items():
         folder = damaged(artifact, tmp_path / name, data, listed=listed)

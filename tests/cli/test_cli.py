@@ -111,6 +111,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def test_names_cannot_control_the_terminal():
+    from irongrad.cli.common import console
+
+    with console.capture() as capture:
+        console.print("a\x1b[2Jb\u202ec [red]d[/] ü\n")
+    assert capture.get().startswith("a\\x1b[2Jb\\u202ec [red]d[/] ü\n")
+
+
 def test_every_verb_has_help_with_an_example():
     for verb in VERBS:
         text = irongrad_here(verb, "--help")

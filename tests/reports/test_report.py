@@ -431,6 +431,7 @@ def test_bad_arguments_are_one_clear_line(artifact: Path, tmp_path: Path) -> Non
     cases: list[tuple[tuple[object, ...], str]] = [
         ((), "give the page to write"),
         (("-o", tmp_path), "cannot be written: Is a directory"),
+        (("-o", artifact / "manifest.json"), "would be a file of the artifact"),
         (("-o", tmp_path / "r.html", "--entry", "nothing"), "launches no kernels; those that do are train_step"),
         (("-o", tmp_path / "r.html", "--target", "cuda"), "nothing is recorded for the target 'cuda'"),
     ]

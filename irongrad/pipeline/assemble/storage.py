@@ -21,7 +21,7 @@ def tensor_type(tensor: torch.Tensor) -> str:
 
 def symbol(kind: str, name: str) -> str:
     """The symbol of the global of a state tensor, gradient accumulator or pack."""
-    return f'@"{kind}:{name}"'
+    return f'@"{quoted(f"{kind}:{name}")}"'
 
 
 def accumulator(graph: StepGraph, name: str) -> str:
@@ -43,8 +43,12 @@ def stored_type(kind: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text`, escaped for a string literal of MLIR."""
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    """`text`, escaped for a string literal of MLIR, which takes bytes of its UTF-8 as two hexadecimal digits."""
+    return "".join(c if c.isprintable() and c not in '"\\' else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"\\{byte:02X}" for byte in character.encode())
 
 
 class Storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,15 +83,17 @@ def _with_branches(operation: Any, branch: object) -> Iterator[tuple[Any, object
 
 
 def _with_functions(launches: Sequence[tuple[Launch, object]], table: _Table) -> list[Launch]:
-    """The launches; one without a source gets the function of the others in its branch, if they all have the same."""
+    """The launches; one without a source gets the function that its branch launches and no other branch does."""
     sources = list(table.indices)
     functions: dict[object, set[str]] = defaultdict(set)
     for launch, branch in launches:
         if launch.source is not None:
             functions[branch].add(sources[launch.source].function)
+    often = Counter(function for found in functions.values() for function in found)
+    own = {branch: [f for f in found if often[f] == 1] for branch, found in functions.items()}
     return [
-        replace(launch, source=table.index(Source(min(functions[branch]), "", "", "", "")))
-        if launch.source is None and len(functions[branch]) == 1
+        replace(launch, source=table.index(Source(own[branch][0], "", "", "", "")))
+        if launch.source is None and len(own.get(branch, ())) == 1
         else launch
         for launch, branch in launches
     ]
