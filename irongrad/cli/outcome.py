@@ -11,6 +11,7 @@ from rich.table import Table
 
 from irongrad.cli.common import console, print_unjudged
 from irongrad.runtime.byte_sizes import readable
+from irongrad.runtime.cpu import multiplies_bfloat16
 from irongrad.runtime.manifest import OF_BASE
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
         console.print(f"the step must run again the next time, because it {outcome.unrecorded}", highlight=False)
     _print_base(outcome.manifest, output)
     for target in outcome.manifest.targets:
-        _print_target(target, summary, output)
+        _print_target(target, summary, output, is_half=outcome.manifest.precision == "bf16")
     page = output.with_name(f"{output.name}.html")
     console.print(
         f"see it: irongrad report {quote(str(output))} -o {quote(str(page))}", highlight=False, soft_wrap=True
@@ -135,7 +136,7 @@ def _print_base(manifest: Manifest, output: Path) -> None:
         )
 
 
-def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) -> None:
+def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path, *, is_half: bool) -> None:
     about = summary["targets"][target.name]
     if target.certificate is not None:
         note = (
@@ -146,6 +147,14 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path) 
         note = "not verified: it cannot run here; run 'irongrad verify' on the device"
     console.print(f"{output / target.file}: {about['bytes'] / 1024:.0f} KiB, {note}", highlight=False)
     print_unjudged(target.certificate.unjudged if target.certificate is not None else ())
+    if is_half and target.architecture and not multiplies_bfloat16(target.architecture, target.features):
+        console.print(
+            f"{target.name} is for a CPU without instructions for bfloat16: products are computed in float32, and the "
+            "conversions make a step slower than with --precision f32",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
     for text in about.get("skipped", ()):
         console.print(f"not compared at {text}", highlight=False)
     counts = about["statistics"]

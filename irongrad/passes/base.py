@@ -61,6 +61,7 @@ class Context:
         timer: measures on the targets, so that passes choose by measurement; None if they choose by cost tables.
         step: the step graph that contains the graph, as it was before any pass; None inside the body of control flow,
             and for a graph without a step.
+        multiplies_halves: whether a product of bfloat16 takes less than half the time of float32 on all targets.
     """
 
     function: str
@@ -69,6 +70,7 @@ class Context:
     targets: tuple[str, ...] = ("llvm-cpu",)
     timer: Timer | None = None
     step: StepGraph | None = None
+    multiplies_halves: bool = False
 
 
 @dataclass(frozen=True)

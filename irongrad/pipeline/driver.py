@@ -331,7 +331,9 @@ def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun, target
     """Run `passes`; float64 is checked after them, because they remove some of it."""
     options = run.options
     timer = Stopwatch(targets, options.cache, options.on_measuring) if options.tune else None
-    optimised = run_passes(graph, passes, [target.backend for target in targets], run.note_pass, timer)
+    halves = all(target.multiplies_halves for target in targets)
+    backends = [target.backend for target in targets]
+    optimised = run_passes(graph, passes, backends, run.note_pass, timer, multiplies_halves=halves)
     check_float64(optimised, targets)
     return optimised
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from irongrad.runtime.errors import ArtifactError
@@ -49,6 +50,15 @@ _COLLECTIVE = ("avx10.1",)
 
 # The `--target` that runs on every CPU of an architecture.
 _OLDER = {"x86_64": "llvm-cpu:cpu=x86-64-v2", "aarch64": "llvm-cpu:arch=aarch64", "riscv64": "llvm-cpu:arch=riscv64"}
+
+
+# Features with which a CPU of an architecture multiplies bfloat16 faster than float32.
+_OF_BFLOAT16 = {"x86_64": {"amx-bf16", "avx512bf16"}, "aarch64": {"bf16"}}
+
+
+def multiplies_bfloat16(architecture: str, features: Collection[str]) -> bool:
+    """Whether a CPU has instructions for products of bfloat16; features are named as LLVM names them."""
+    return not _OF_BFLOAT16.get(architecture, set()).isdisjoint(features)
 
 
 def check_cpu(target: TargetSpec, directory: Path) -> None:

@@ -6,6 +6,7 @@ macOS: only the architecture and the CPU's features matter.
 
 from __future__ import annotations
 
+from irongrad.runtime.cpu import architecture, cpu_features
 from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch if its own tile sizes need more than 32 KiB of stack (33 KiB for the module
@@ -34,6 +35,13 @@ _ARCHITECTURES = {
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", ""),
     "riscv64": ("riscv64-unknown-linux-gnu", "generic-rv64", "+m,+a,+f,+d,+c"),
 }
+
+
+# LLVM's names of CPUs with AMX or AVX512-BF16.
+_WITH_HALVES = frozenset(
+    {"cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"}
+    | {"znver4", "znver5"}
+)
 
 
 def _make_target(name: str, options: dict[str, str]) -> Target:
@@ -71,7 +79,17 @@ def _make_target(name: str, options: dict[str, str]) -> Target:
         state_in_place=True,
         alignment=64,  # a cache line
         largest_freed=_LARGEST_FREED,
+        multiplies_halves=_multiplies_halves(triple, cpu, features),
     )
+
+
+def _multiplies_halves(triple: str, cpu: str, features: str) -> bool:
+    """Whether a CPU of x86-64 has instructions for products of bfloat16, as far as its name and options tell."""
+    if triple and not triple.startswith("x86_64"):
+        return False
+    if cpu == "host" and architecture() == "x86_64":
+        return bool({"amx_bf16", "avx512_bf16"} & (cpu_features() or set()))
+    return cpu in _WITH_HALVES or bool({"+amx-bf16", "+avx512bf16"} & set(features.split(",")))
 
 
 KIND = Kind(

@@ -334,6 +334,14 @@ def test_check_reports_failed_captures_and_unknown_targets(project):
     assert "did you mean" in irongrad_here("check", f"{project / 'step.py'}:make_step", "--target", "llvm", code=2)
 
 
+@pytest.mark.parametrize(("cpu", "is_told"), [("x86-64-v3", True), ("sapphirerapids", False)])
+def test_compile_says_that_a_cpu_does_not_multiply_bfloat16(project, tmp_path, cpu, is_told):
+    target = f"llvm-cpu:arch=x86_64,cpu={cpu}"
+    arguments = ["-o", tmp_path / "out", "--precision", "bf16", "--target", target]
+    text = irongrad_here("compile", f"{project / 'step.py'}:make_step", *arguments)
+    assert ("for a CPU without instructions for bfloat16" in text) == is_told
+
+
 def test_compile_never_replaces_something_else(project, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert "not an artifact" in irongrad_here("compile", f"{project / 'step.py'}:make_step", "-o", tmp_path, code=2)

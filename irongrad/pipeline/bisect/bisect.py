@@ -63,7 +63,12 @@ class _FoundError(Exception):
 
 
 def bisect(
-    graph: StepGraph, passes: Sequence[Pass], targets: Sequence[str] = ("llvm-cpu",), timer: Timer | None = None
+    graph: StepGraph,
+    passes: Sequence[Pass],
+    targets: Sequence[str] = ("llvm-cpu",),
+    timer: Timer | None = None,
+    *,
+    multiplies_halves: bool = False,
 ) -> tuple[Finding, ...]:
     """Run `passes` up to the first that changes the numbers; after each pass, run every function that it changed.
 
@@ -75,6 +80,7 @@ def bisect(
         passes: the passes, in order.
         targets: the backends that the graph is compiled for.
         timer: measures on the targets, for passes that choose by time; None if they choose by cost tables.
+        multiplies_halves: as `run_passes` takes it.
 
     Returns:
         A finding for every change that a pass made, in order; only the last may change the numbers.
@@ -97,7 +103,7 @@ def bisect(
                 raise _FoundError
 
     with suppress(_FoundError):
-        run_passes(graph, passes, targets, compare, timer)
+        run_passes(graph, passes, targets, compare, timer, multiplies_halves=multiplies_halves)
     return tuple(found)
 
 

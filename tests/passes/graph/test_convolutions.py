@@ -88,6 +88,36 @@ def test_kernels_of_three_by_three_become_winograds(apply, sizes, padding):
     assert not done.operators["aten.convolution.default"]
 
 
+def rounded(x, weight, bias, grad, **geometry):
+    """As `with_gradients`, of operands that are rounded to bfloat16."""
+    x, weight, grad = (t.bfloat16().float() for t in (x, weight, grad))
+    return with_gradients(x, weight, bias, grad, **geometry)
+
+
+def multiplied(graph):
+    """The dtypes of what the products of a graph multiply, before they are widened."""
+    products = [n for n in graph.graph.nodes if n.target in (aten.mm.default, aten.bmm.default)]
+    operands = [o for product in products for o in product.all_input_nodes]
+    assert all(o.meta["val"].dtype is torch.float32 for o in operands)
+    widened = torch.ops.prims.convert_element_type.default
+    return {(o.args[0] if o.target is widened else o).meta["val"].dtype for o in operands}
+
+
+@pytest.mark.parametrize("geometry", [{"padding": 1}, {"padding": 1, "stride": 2}])
+def test_bfloat16_is_moved_as_such_to_fast_products(apply, geometry):
+    given = operands((8, 8), (256, 256), batch=8, **geometry)
+    done = apply(Convolutions(), lambda *t: rounded(*t, **geometry), *given, multiplies_halves=True)
+    assert not done.stats.get("winograd")
+    assert not done.operators["aten.convolution.default"]
+    assert multiplied(done.after) == {torch.bfloat16}
+
+
+def test_bfloat16_is_convolved_as_float32_without_fast_products(apply):
+    given = operands((8, 8), (256, 256), batch=32, padding=1)
+    done = apply(Convolutions(), lambda *t: rounded(*t, padding=1), *given)
+    assert done.stats == {"winograd": 3}
+
+
 def test_a_one_by_one_kernel_is_one_product(apply):
     done = check(apply, kernel=1, channels=(64, 64), batch=8)
     assert done.operators["aten.mm.default"] == 3

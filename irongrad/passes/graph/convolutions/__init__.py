@@ -42,7 +42,8 @@ class Convolutions(Lowering):
     A 1-D convolution is treated as a 2-D one whose first dimension has size one. Earlier stages have already rewritten
     transposed and 3-D convolutions as 2-D ones.
 
-    Left alone: dtypes of less than 32 bits, because Winograd's sums need the precision.
+    Operands of bfloat16 are widened before. If the targets multiply them faster as they are, the forms that are
+    products move the operands as bfloat16. Winograd's sums need float32.
 
     Attributes:
         winograd: whether the pass may choose the form `winograd`.
@@ -62,14 +63,15 @@ class Convolutions(Lowering):
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        tasks = [task for node in graph.graph.nodes for task in tasks_of(node)]
+        halves = context.multiplies_halves
+        tasks = [task for node in graph.graph.nodes for task in tasks_of(node, halves=halves)]
         costs: dict[Problem, Costs] = {}
         for task in tasks:
             if task.problem not in costs:
                 costs[task.problem] = self._costs(task, context.timer)
         forms = fastest(costs, [task.problem for task in tasks])
         for node in list(graph.graph.nodes):
-            for task in tasks_of(node):  # anew: the operands may be nodes that this loop wrote
+            for task in tasks_of(node, halves=halves):  # anew: the operands may be nodes that this loop wrote
                 form = forms[task.problem]
                 stats[form.name] = stats.get(form.name, 0) + 1
                 if task.result is not None or form.name != "direct":
@@ -103,7 +105,8 @@ def _without_small_gains(costs: Costs, least: float) -> Costs:
 
 def write(node: Node, task: Task, form: Form) -> None:
     """Replace the result of `node` that `task` describes by nodes that compute it in `form`."""
-    result = inline(_FormFunction(form, task.problem), task.operands, node)
+    operands = task.narrow_operands if form.is_product else task.operands
+    result = inline(_FormFunction(form, task.problem), operands, node)
     if task.bias is not None:
         with node.graph.inserting_before(node):
             spatial = [1] * (value_of(result).ndim - 2)

@@ -48,7 +48,7 @@ def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Costs:
     hopeful = [form for form in forms if estimates[form] <= _HOPELESS * min(estimates.values())]
     if len(hopeful) == 1:
         return {hopeful[0]: 0.0}
-    dtype = value_of(task.operands[0]).dtype
+    dtype = value_of(task.narrow_operands[0]).dtype
     operands = [torch.empty(shape, dtype=dtype, device="meta") for shape in problem.shapes()]
     last = [_channels_last(o) if image else o for o, image in zip(operands, _IMAGES[problem.kind], strict=False)]
     seconds = timer(str(problem), {form.name: _standalone(form, problem) for form in hopeful}, [*operands, *last])
@@ -75,6 +75,8 @@ def _standalone(form: Form, problem: Problem) -> Callable[..., torch.Tensor]:
     """
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
+        if problem.is_half and not form.is_product:
+            operands = tuple(x.float() for x in operands)
         if not form.channels_last:
             return form.build(operands[0], operands[1], problem)
         *images, is_image = _IMAGES[problem.kind]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 
 FLOP = 0.0105  # one operation of a matrix product
+HALF_FLOP = 0.0035  # the same of a product of bfloat16
 DIRECT_FLOP = 0.0125  # one operation of a convolution as IREE lowers it, vectorised along the output's width
 DIRECT_STRIDED = 4.5  # slowdown of `direct` if adjacent outputs read inputs that are not adjacent
 DIRECT_ROW = 45.0  # slowdown if the output is one row, as in 1-D: IREE does not vectorise it
@@ -67,14 +68,18 @@ def gathered(problem: Problem) -> float:
     """Return the cost of `gathered`: one product, and the copies of its operands."""
     positions, taps, (inner, outer) = _sides(problem)
     copied = (positions * inner if taps > 1 else 0) + inner * outer
-    return _product((positions, taps * inner, outer)) + taps * copied * GATHERED + (taps + 3) * DISPATCH
+    return (
+        _product((positions, taps * inner, outer), is_half=problem.is_half)
+        + taps * copied * GATHERED
+        + (taps + 3) * DISPATCH
+    )
 
 
 def gathered_apart(problem: Problem) -> float:
     """Return the cost of `gathered` for a weight gradient."""
     positions, taps, (inner, outer) = _sides(problem)
     copied = positions * taps * inner * (GATHERED_APART if taps > 1 else 0.0)
-    return _product((outer, positions, taps * inner)) + copied + (taps + 3) * DISPATCH
+    return _product((outer, positions, taps * inner), is_half=problem.is_half) + copied + (taps + 3) * DISPATCH
 
 
 def by_row(problem: Problem) -> float:
@@ -82,7 +87,7 @@ def by_row(problem: Problem) -> float:
     positions, taps, (inner, outer) = _sides(problem)
     rows = len(problem.window.taps_along(0))
     copied = (positions * inner if taps > 1 else 0) + inner * outer
-    products = rows * _product((outer, positions, taps // rows * inner))
+    products = rows * _product((outer, positions, taps // rows * inner), is_half=problem.is_half)
     return products + taps * copied * GATHERED / 2 + (taps + 2 * rows + 2) * DISPATCH
 
 
@@ -91,7 +96,7 @@ def scattered(problem: Problem) -> float:
     positions, taps, (inner, outer) = _sides(problem)
     moved = positions * inner * (SCATTERED if taps > 1 else 0.0) + inner * outer * GATHERED
     phases = math.prod(problem.window.stride)
-    return _product((positions, outer, taps * inner)) + taps * moved + (phases + 3) * DISPATCH
+    return _product((positions, outer, taps * inner), is_half=problem.is_half) + taps * moved + (phases + 3) * DISPATCH
 
 
 def depthwise(problem: Problem) -> float:
@@ -104,5 +109,5 @@ def _sides(problem: Problem) -> tuple[int, int, tuple[int, int]]:
     return problem.positions(problem.window.out), len(problem.window.taps()), problem.channels
 
 
-def _product(sides: Sequence[int]) -> float:
-    return 2 * FLOP * math.prod(-(-side // _TILE) * _TILE for side in sides)
+def _product(sides: Sequence[int], *, is_half: bool = False) -> float:
+    return 2 * (HALF_FLOP if is_half else FLOP) * math.prod(-(-side // _TILE) * _TILE for side in sides)

@@ -32,6 +32,7 @@ class Form:
         cost: returns the cost of a problem, in nanoseconds of one core.
         build: computes the result of a problem from its two operands.
         takes: whether the form can solve a problem.
+        is_product: whether operands are only moved before they are multiplied, so that they may be bfloat16.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Form:
     cost: Callable[[Problem], float]
     build: Callable[[torch.Tensor, torch.Tensor, Problem], torch.Tensor]
     takes: Callable[[Problem], bool]
+    is_product: bool = False
 
     @property
     def channels_last(self) -> bool:
@@ -127,23 +129,23 @@ def _by_group(form: Form) -> Form:
         return 1 < problem.groups <= _MOST_GROUPS and not problem.is_depthwise and form.takes(problem.of_group())
 
     name = f"{form.name}-by-group"
-    return Form(name, form.kind, lambda p: p.groups * form.cost(p.of_group()), build, takes)
+    return Form(name, form.kind, lambda p: p.groups * form.cost(p.of_group()), build, takes, form.is_product)
 
 
 _MOST_GROUPS = 32
 
 _FORMS: Sequence[Form] = (
     Form("direct", "forward", costs.direct, _direct, _any),
-    Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense),
+    Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense, is_product=True),
     Form("winograd", "forward", costs.winograd, _windowed(winograd), _is_winograd),
     Form("depthwise", "forward", costs.depthwise, _windowed(depthwise), _depthwise),
     Form("direct", "input", costs.direct, _direct_input_gradient, _any),
-    Form("scattered", "input", costs.scattered, _windowed(scattered_product), _dense),
+    Form("scattered", "input", costs.scattered, _windowed(scattered_product), _dense, is_product=True),
     Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _is_winograd),
     Form("depthwise", "input", costs.depthwise, _windowed(depthwise_input_gradient), _depthwise),
     Form("direct", "weight", costs.direct, _direct_weight_gradient, _any),
-    Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense),
-    Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense),
+    Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense, is_product=True),
+    Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense, is_product=True),
     Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _is_winograd),
     Form("depthwise", "weight", costs.depthwise, _windowed(depthwise_weight_gradient), _depthwise),
 )

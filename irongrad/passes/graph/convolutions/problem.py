@@ -64,6 +64,7 @@ class Problem:
         channels: the number of input channels, and of output channels.
         groups: the number of groups that the channels are split into.
         window: the geometry of the forward convolution.
+        is_half: whether both operands are widened from bfloat16, of which products take less time.
     """
 
     kind: Kind
@@ -71,6 +72,7 @@ class Problem:
     channels: tuple[int, int]
     groups: int
     window: Window
+    is_half: bool = False
 
     @property
     def is_depthwise(self) -> bool:
@@ -98,4 +100,5 @@ class Problem:
         operands = " ".join("x".join(map(str, shape)) for shape in self.shapes())
         w = self.window
         moves = (("stride", w.stride), ("padding", w.padding), ("dilation", w.dilation))
-        return " ".join([self.kind, operands, *(f"{name} {','.join(map(str, values))}" for name, values in moves)])
+        how = [f"{name} {','.join(map(str, values))}" for name, values in moves]
+        return " ".join([self.kind, operands, *how, *["bfloat16"] * self.is_half])

@@ -29,9 +29,11 @@ def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> t
     if _is_long(weight, window):
         rows = [[parts[i, j] for j in window.taps_along(1)] for i in window.taps_along(0)]
         places = _tap_weights_by_row(weight, window).flatten(2)
-        result = reduce(torch.add, [_joined(row) @ of_row.t() for row, of_row in zip(rows, places, strict=True)])
+        result = reduce(
+            torch.add, [_product(_joined(row), of_row.t()) for row, of_row in zip(rows, places, strict=True)]
+        )
     else:
-        result = _joined(list(parts.values())) @ _tap_weights(weight, window).flatten(1).t()
+        result = _product(_joined(list(parts.values())), _tap_weights(weight, window).flatten(1).t())
     return result.unflatten(0, (x.shape[0], *window.out)).permute(0, 3, 1, 2)
 
 
@@ -48,11 +50,11 @@ def scattered_product(grad: torch.Tensor, weight: torch.Tensor, window: Window) 
     left, images = grad.permute(0, 2, 3, 1).flatten(0, 2), (grad.shape[0], *window.out)
     if _is_long(weight, window):
         by_row = _tap_weights_by_row(weight, window)
-        product = left.expand(len(by_row), -1, -1) @ by_row.flatten(2)
+        product = _product(left.expand(len(by_row), -1, -1), by_row.flatten(2))
         by_place = product.unflatten(2, by_row.shape[2:]).unflatten(1, images).movedim(0, 3)
     else:
         places = _tap_weights(weight, window)
-        by_place = (left @ places.flatten(1)).unflatten(1, places.shape[1:]).unflatten(0, images)
+        by_place = _product(left, places.flatten(1)).unflatten(1, places.shape[1:]).unflatten(0, images)
     by_place = surrounded(by_place, window)
     rows, columns = (window.taps_along(d) for d in range(2))
     return scattered(lambda tap: by_place[:, :, :, tap[0] - rows[0], tap[1] - columns[0]], window)
@@ -124,7 +126,9 @@ def weight_gradient_by_row(grad: torch.Tensor, x: torch.Tensor, window: Window) 
     """
     left, parts = grad.permute(0, 2, 3, 1).flatten(0, 2).t(), met(x, window)
     rows, columns = (window.taps_along(d) for d in range(2))
-    products = torch.stack([left @ _joined([parts[i, j] for j in columns]) for i in rows])  # [rows, O, columns * C]
+    products = torch.stack(
+        [_product(left, _joined([parts[i, j] for j in columns])) for i in rows]
+    )  # [rows, O, columns * C]
     return _padded_to_kernel(products.unflatten(2, (len(columns), x.shape[1])).permute(1, 3, 0, 2), window)
 
 
@@ -136,7 +140,15 @@ def weight_gradient_gathered(grad: torch.Tensor, x: torch.Tensor, window: Window
     left = grad.permute(0, 2, 3, 1).flatten(0, 2).t()
     gathered = torch.stack(list(met(x, window).values()), 4)
     counts = [len(window.taps_along(d)) for d in range(2)]
-    return _padded_to_kernel((left @ gathered.flatten(3).flatten(0, 2)).unflatten(1, (x.shape[1], *counts)), window)
+    return _padded_to_kernel(
+        _product(left, gathered.flatten(3).flatten(0, 2)).unflatten(1, (x.shape[1], *counts)), window
+    )
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product; half precision is widened directly before it, so that it is still found to be of half precision."""
+    wide = (x.float() if x.dtype is torch.bfloat16 else x for x in (left, right))
+    return torch.matmul(*wide)
 
 
 def _is_long(weight: torch.Tensor, window: Window) -> bool:

@@ -15,7 +15,7 @@ from irongrad.operators.decompositions.convolution import KEPT
 from irongrad.operators.decompositions.windows import each
 from irongrad.passes.graph.convolutions.problem import Kind, Problem, Window
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,29 @@ class Task:
     bias: Node | None
     result: int | None
 
+    @property
+    def is_widened(self) -> bool:
+        """Whether both operands are widened from bfloat16."""
+        return all(_narrow(node) is not None for node in self.operands)
 
-def tasks_of(node: Node) -> list[Task]:
-    """Return the tasks of `node`, if it is a convolution of one or two dimensions or the backward of one."""
+    @property
+    def narrow_operands(self) -> tuple[Node, ...]:
+        """The operands as bfloat16, if the problem is one of bfloat16; else the operands."""
+        return tuple(_narrow(node) or node for node in self.operands) if self.problem.is_half else self.operands
+
+
+def tasks_of(node: Node, *, halves: bool = False) -> list[Task]:
+    """Return the tasks of `node`, if it is a convolution of one or two dimensions or the backward of one.
+
+    Args:
+        node: any node of a graph.
+        halves: whether operands that are widened from bfloat16 make a problem of bfloat16.
+    """
+    found = _tasks_of(node)
+    return [replace(t, problem=replace(t.problem, is_half=t.is_widened)) for t in found] if halves else found
+
+
+def _tasks_of(node: Node) -> list[Task]:
     args: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, bias, moves = args[0], args[1], args[2], args[3:9]
@@ -71,6 +91,14 @@ def _task(kind: Kind, x: Node, weight: Node, out: Node, moves: Sequence[Any], re
     )
     operands = {"forward": (x, weight), "input": (out, weight), "weight": (out, x)}[kind]
     return Task(Problem(kind, image[0], (image[1], kernel[0]), groups, window), operands, None, result)
+
+
+def _narrow(node: Node) -> Node | None:
+    """The node of bfloat16 that `node` widens; None if it widens none."""
+    if node.target is not prims.convert_element_type.default:
+        return None
+    source = node.args[0]
+    return source if isinstance(source, Node) and value_of(source).dtype is torch.bfloat16 else None
 
 
 def _pair(values: Sequence[int], default: int) -> tuple[int, ...]:

@@ -209,11 +209,17 @@ def _product_of(operation: Any, tiles: _Tiles) -> tuple[_Product, Tile] | None:
 
 def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[str]) -> _Product | None:
     """The product of bfloat16 that `operation` is; None if it is of float32, or if a kernel cannot read an operand."""
-    operands = [narrowed(value) for value in list(operation.operands)[:2]]
-    if any(value is None for value in operands):
+    left, right = (_half_source(v, of) for v, of in zip(list(operation.operands)[:2], of_operands, strict=False))
+    if left is None or right is None or "k" not in left[1] or not {"c", "k"} <= set(right[1]):
         return None
-    left, right = (_source(value, of) for value, of in zip(operands, of_operands, strict=False))
-    return _Product(operation, sizes, left, right) if "k" in left[1] and {"c", "k"} <= set(right[1]) else None
+    return _Product(operation, sizes, left, right)
+
+
+def _half_source(value: Any, letters: str) -> Lettered | None:
+    """The source of an operand as bfloat16, widened before or after it is transposed; None if it is float32."""
+    source, of_source = _source(value, letters)
+    narrow = narrowed(source)
+    return None if narrow is None else _source(narrow, of_source)
 
 
 def _widened(operand: Lettered, product: Any) -> Lettered:
