@@ -1,11 +1,14 @@
 """Training-step time of IronGrad, eager PyTorch, torch.compile and JAX, side by side.
 
-    python benchmarks/step_time.py [--family gpt] [--size small] [--rounds 7] [--json]
+    python benchmarks/step_time.py [--family gpt] [--size small] [--rounds 7] [--target llvm-cpu:cpu=x86-64-v3] [--json]
 
 Each backend lives in a process of its own, so that their thread pools never meet; the parent asks one after the
 other to run a few steps, round by round, so that a change in the machine's speed falls on all of them. The ratios are
 medians of per-round ratios to eager: below 1 is faster than eager. Eager's optimizers are fused (`fused=True`) where
 PyTorch has such a kernel. JAX compiles the captured step by XLA, as `irongrad compare` does.
+
+`--target` is IronGrad's alone. The limit of a step is the time of its products at the peak that `irongrad machine`
+measures, or of reading and writing its state once at the measured bandwidth, whichever is longer.
 """
 
 from __future__ import annotations
@@ -60,10 +63,11 @@ class Row:
     Attributes:
         family: the example.
         size: small or medium.
-        milliseconds: of one training step, by backend; the median of the rounds.
+        milliseconds: of one training step, by backend; the median of the rounds. A backend that fails is missing.
         least: as `milliseconds`, the least of the rounds.
         ratio: to eager's step time, by backend.
         best: to the step time of the fastest of `PEERS` in the same round, of IronGrad.
+        limit: the least milliseconds of the step on this machine.
         ready: seconds from an imported model to a first finished step (compilation included), by backend.
     """
 
@@ -73,6 +77,7 @@ class Row:
     least: dict[str, float]
     ratio: dict[str, float]
     best: float
+    limit: float
     ready: dict[str, float]
 
 
@@ -99,32 +104,47 @@ def jax_step(family: str, arguments: dict[str, object], directory: str) -> Calla
     return compiled(make_step(family, arguments), Path(directory), one_thread=False)[1]
 
 
-def irongrad_step(family: str, arguments: dict[str, object], directory: str) -> Callable[[], object]:
+def limit_of(directory: Path) -> float:
+    """The least milliseconds of the training step of an artifact on this machine."""
+    from irongrad.analysis.file import read_analysis
+    from irongrad.reports.peaks import machine
+    from irongrad.reports.summary import summary_of
+    from irongrad.runtime.manifest_file import read_manifest
+    from irongrad.runtime.tensor_sizes import size_of
+
+    manifest = read_manifest(directory)
+    summary = summary_of(read_analysis(directory, manifest), manifest.targets[0].name, "train_step")
+    return 1e3 * machine().seconds(summary.captured.flops or 0, 2 * sum(map(size_of, manifest.state)))
+
+
+def irongrad_step(family: str, arguments: dict[str, object], directory: str, target: str) -> Callable[[], object]:
     """Return a function that takes one compiled step, as a deployed process would."""
     import irongrad as ig
     from irongrad.runtime import Session
 
     step = make_step(family, arguments)
     inputs = {n: t.numpy() for n, t in step.inputs.items()}
-    ig.compile(step, Path(directory) / "artifact", entry_points=("train_step",), cache=False)
+    ig.compile(step, Path(directory) / "artifact", target, entry_points=("train_step",), cache=False)
     session = Session(Path(directory) / "artifact")
     return lambda: session.train_step(**inputs)
 
 
-def worker(connection: Connection, backend: str, family: str, arguments: dict[str, object]) -> None:
-    """Serve requests to run so many steps, answering with the seconds they took."""
+def worker(connection: Connection, backend: str, family: str, arguments: dict[str, object], target: str) -> None:
+    """Serve requests to run so many steps, answering with the seconds they took; at first with those until then."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         if backend == "irongrad":
-            run = irongrad_step(family, arguments, directory)
+            run = irongrad_step(family, arguments, directory, target)
         elif backend == "jax":
             run = jax_step(family, arguments, directory)
         else:
             run = torch_step(family, arguments, compiled=backend == "torch.compile")
         run()
         connection.send(time.perf_counter() - start)
+        if backend == "irongrad":
+            connection.send(limit_of(Path(directory) / "artifact"))
         while count := connection.recv():
             start = time.perf_counter()
             for _ in range(count):
@@ -132,7 +152,7 @@ def worker(connection: Connection, backend: str, family: str, arguments: dict[st
             connection.send((time.perf_counter() - start) / count)
 
 
-def measure(family: str, size: str, rounds: int) -> Row:
+def measure(family: str, size: str, rounds: int, target: str) -> Row:
     """Measure one case on all backends, interleaved."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
@@ -140,25 +160,31 @@ def measure(family: str, size: str, rounds: int) -> Row:
     processes = []
     for backend in BACKENDS:
         mine, theirs = context.Pipe()
-        process = context.Process(target=worker, args=(theirs, backend, family, CASES[family][size]))
+        process = context.Process(target=worker, args=(theirs, backend, family, CASES[family][size], target))
         process.start()
         pipes[backend] = mine
         processes.append(process)
-        ready[backend] = mine.recv()
-    times: dict[str, list[float]] = {b: [] for b in BACKENDS}
-    counts = {b: max(2, int(0.3 / _ask(pipes[b], 3))) for b in BACKENDS}
+        theirs.close()
+        try:
+            ready[backend] = mine.recv()
+        except EOFError:  # it has said why
+            del pipes[backend]
+    limit = pipes["irongrad"].recv()
+    times: dict[str, list[float]] = {b: [] for b in pipes}
+    counts = {b: max(2, int(0.3 / _ask(pipe, 3))) for b, pipe in pipes.items()}
     for _ in range(rounds):
         for backend, pipe in pipes.items():
             times[backend].append(_ask(pipe, counts[backend]))
-    for pipe, process in zip(pipes.values(), processes, strict=True):
+    for pipe in pipes.values():
         pipe.send(0)
+    for process in processes:
         process.join()
-    ratio = {b: statistics.median(t / e for t, e in zip(times[b], times["eager"], strict=True)) for b in BACKENDS}
+    ratio = {b: statistics.median(t / e for t, e in zip(times[b], times["eager"], strict=True)) for b in pipes}
     medians = {b: 1e3 * statistics.median(t) for b, t in times.items()}
     least = {b: 1e3 * min(t) for b, t in times.items()}
-    fastest = map(min, zip(*(times[b] for b in PEERS), strict=True))
+    fastest = map(min, zip(*(times[b] for b in PEERS if b in times), strict=True))
     best = statistics.median(t / f for t, f in zip(times["irongrad"], fastest, strict=True))
-    return Row(family, size, medians, least, ratio, best, ready)
+    return Row(family, size, medians, least, ratio, best, limit, ready)
 
 
 def _ask(pipe: Connection, count: int) -> float:
@@ -166,8 +192,15 @@ def _ask(pipe: Connection, count: int) -> float:
     return pipe.recv()
 
 
-def measured_cases(description: str | None, measure: Callable[[str, str, int], Any], rounds: int) -> list[Any]:
-    """What `measure` says of every case that the command line chooses; nothing once it is printed as JSON."""
+def measured_cases(description: str | None, measure: Callable[..., Any], rounds: int, **more: str) -> list[Any]:
+    """What `measure` says of every case that the command line chooses; nothing once it is printed as JSON.
+
+    Args:
+        description: of the script.
+        measure: takes the family, the size, the number of rounds, and further arguments.
+        rounds: how many rounds by default.
+        more: further arguments of text, with their defaults.
+    """
     from rich.console import Console
 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,13 +208,16 @@ def measured_cases(description: str | None, measure: Callable[[str, str, int], A
     parser.add_argument("--size", choices=SIZES, action="append")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", action="store_true")
+    for name, default in more.items():
+        parser.add_argument(f"--{name}", default=default)
     options = parser.parse_args()
+    chosen = {name: getattr(options, name) for name in more}
     console = Console(stderr=options.json)
     rows = []
     for family in options.family or CASES:
         for size in (s for s in options.size or ("small", "medium") if s in CASES[family]):
             with console.status(f"{family} {size}"):
-                rows.append(measure(family, size, options.rounds))
+                rows.append(measure(family, size, options.rounds, **chosen))
     if options.json:
         print(json.dumps([asdict(r) for r in rows], indent=2))
         return []
@@ -193,13 +229,14 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = measured_cases(__doc__, measure, 7)
-    table = Table("family", "size", *(f"{b} ms" for b in BACKENDS), *(f"{b} / eager" for b in BACKENDS[1:]), "/ best")
+    rows = measured_cases(__doc__, measure, 7, target="llvm-cpu")
+    table = Table("family", "size", *BACKENDS, *(f"{b} / eager" for b in BACKENDS[1:]), "/ best", "limit")
     for row in rows:
-        times = [f"{row.milliseconds[b]:.2f}" for b in BACKENDS]
-        table.add_row(row.family, row.size, *times, *(f"{row.ratio[b]:.2f}" for b in BACKENDS[1:]), f"{row.best:.2f}")
+        times = [f"{row.milliseconds[b]:.2f}" if b in row.milliseconds else "-" for b in BACKENDS]
+        ratios = [f"{row.ratio[b]:.2f}" if b in row.ratio else "-" for b in BACKENDS[1:]]
+        table.add_row(row.family, row.size, *times, *ratios, f"{row.best:.2f}", f"{row.limit:.2f}")
     if rows:
-        Console().print(table)
+        Console(width=120).print(table)
         print(f"geometric mean of the ratios to the best: {statistics.geometric_mean(r.best for r in rows):.2f}")
 
 
