@@ -149,8 +149,8 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path, 
     print_unjudged(target.certificate.unjudged if target.certificate is not None else ())
     if is_half and target.architecture and not multiplies_bfloat16(target.architecture, target.features):
         console.print(
-            f"{target.name} is for a CPU without instructions for bfloat16: products are computed in float32, and the "
-            "conversions make a step slower than with --precision f32",
+            f"{target.name} is for a CPU without instructions for bfloat16: products are computed in float32, so a "
+            "step takes no less time than with --precision f32",
             style="yellow",
             highlight=False,
             soft_wrap=True,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 
 FLOP = 0.0105  # one operation of a matrix product
-HALF_FLOP = 0.0035  # the same of a product of bfloat16
+HALF_FLOP = 0.0035  # the same of a product of bfloat16 by AMX, and of copying its operands
 DIRECT_FLOP = 0.0125  # one operation of a convolution as IREE lowers it, vectorised along the output's width
 DIRECT_STRIDED = 4.5  # slowdown of `direct` if adjacent outputs read inputs that are not adjacent
 DIRECT_ROW = 45.0  # slowdown if the output is one row, as in 1-D: IREE does not vectorise it
