@@ -85,13 +85,14 @@ def prepared(backend: str, size: str, folder: Path) -> Callable[[], object]:
         from irongrad.peers.xla import compiled
 
         return compiled(make_step(size), folder, one_thread=False)[1]
+    from step_time import fuse
+
     from irongrad.peers.torch_steps import torch_step
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     step = make_step(size)
     if backend == "eager":
-        for group in step.optimizers[0].param_groups:
-            group["fused"] = True
+        fuse(step)
     return torch_step(step, compiled=backend == "torch.compile").run
 
 

@@ -18,13 +18,12 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 
-from step_time import CASES, make_step
+from step_time import CASES, ask, make_step, serve
 
 from irongrad.runtime.devices import find_device
 
@@ -132,11 +131,7 @@ def worker(connection: Connection, case: Case) -> None:
             run = torch_step(case)
         run()
         connection.send(worst)
-        while count := connection.recv():
-            start = time.perf_counter()
-            for _ in range(count):
-                run()
-            connection.send((time.perf_counter() - start) / count)
+        serve(connection, run)
 
 
 def measure(cases: list[Case], rounds: int) -> list[Row]:
@@ -156,11 +151,11 @@ def measure(cases: list[Case], rounds: int) -> list[Row]:
             processes[-1].start()
             theirs.close()
             worst[case] = pipes[case].recv()
-        counts = {c: max(2, int(0.3 / _ask(p, 3))) for c, p in pipes.items()}
+        counts = {c: max(2, int(0.3 / ask(p, 3))) for c, p in pipes.items()}
         times: dict[Case, list[float]] = {c: [] for c in cases}
         for _ in range(rounds):
             for case, pipe in pipes.items():
-                times[case].append(_ask(pipe, counts[case]))
+                times[case].append(ask(pipe, counts[case]))
         for pipe in pipes.values():
             pipe.send(0)
     except EOFError:
@@ -177,12 +172,6 @@ def _row(case: Case, times: dict[Case, list[float]], worst: float | None) -> Row
     eager = times.get(replace(case, backend="eager"))
     ratio = statistics.median(t / e for t, e in zip(times[case], eager, strict=True)) if eager else None
     return Row(case, 1e3 * statistics.median(times[case]), ratio, worst)
-
-
-def _ask(pipe: Connection, count: int) -> float:
-    pipe.send(count)
-    seconds: float = pipe.recv()
-    return seconds
 
 
 def check(device: str) -> str:

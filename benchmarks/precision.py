@@ -15,13 +15,12 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-import time
 import warnings
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from step_time import CASES, make_step
+from step_time import CASES, ask, make_step, serve
 
 # The largest size of each family that is measured by default.
 SIZES = {"mlp": "medium", "gpt": "large", "resnet18": "cifar"}
@@ -108,11 +107,7 @@ def worker(connection: Connection, *arguments) -> None:
         run, kib = step_of(*arguments, Path(directory))
         run()
         connection.send(kib)
-        while count := connection.recv():
-            start = time.perf_counter()
-            for _ in range(count):
-                run()
-            connection.send((time.perf_counter() - start) / count)
+        serve(connection, run)
 
 
 def measure(family: str, size: str, options: argparse.Namespace) -> list[Row]:
@@ -130,15 +125,11 @@ def measure(family: str, size: str, options: argparse.Namespace) -> list[Row]:
         pipes[contestant], kib[contestant] = mine, mine.recv()
         processes.append(process)
 
-    def ask(contestant: Contestant, count: int) -> float:
-        pipes[contestant].send(count)
-        return pipes[contestant].recv()
-
-    counts = {contestant: max(1, int(0.3 / ask(contestant, 2))) for contestant in pipes}
+    counts = {contestant: max(1, int(0.3 / ask(pipe, 2))) for contestant, pipe in pipes.items()}
     times: dict[Contestant, list[float]] = {c: [] for c in pipes}
     for _ in range(options.rounds):
-        for contestant in pipes:
-            times[contestant].append(1e3 * ask(contestant, counts[contestant]))
+        for contestant, pipe in pipes.items():
+            times[contestant].append(1e3 * ask(pipe, counts[contestant]))
     for pipe, process in zip(pipes.values(), processes, strict=True):
         pipe.send(0)
         process.join()

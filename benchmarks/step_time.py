@@ -92,9 +92,15 @@ def torch_step(family: str, arguments: dict[str, object], *, compiled: bool) -> 
     from irongrad.peers.torch_steps import torch_step
 
     step = make_step(family, arguments)
-    for group in (g for optimizer in step.optimizers for g in optimizer.param_groups if "fused" in g and not compiled):
-        group["fused"] = True
+    if not compiled:
+        fuse(step)
     return torch_step(step, compiled=compiled).run
+
+
+def fuse(step: Any) -> None:
+    """Let the optimizers of a step update by PyTorch's fused kernels, where there are any."""
+    for group in (g for optimizer in step.optimizers for g in optimizer.param_groups if "fused" in g):
+        group["fused"] = True
 
 
 def jax_step(family: str, arguments: dict[str, object], directory: str) -> Callable[[], object]:
@@ -145,11 +151,16 @@ def worker(connection: Connection, backend: str, family: str, arguments: dict[st
         connection.send(time.perf_counter() - start)
         if backend == "irongrad":
             connection.send(limit_of(Path(directory) / "artifact"))
-        while count := connection.recv():
-            start = time.perf_counter()
-            for _ in range(count):
-                run()
-            connection.send((time.perf_counter() - start) / count)
+        serve(connection, run)
+
+
+def serve(connection: Connection, run: Callable[[], object]) -> None:
+    """Answer each request for so many steps with the seconds of one, until it is for none."""
+    while count := connection.recv():
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        connection.send((time.perf_counter() - start) / count)
 
 
 def measure(family: str, size: str, rounds: int, target: str) -> Row:
@@ -171,10 +182,10 @@ def measure(family: str, size: str, rounds: int, target: str) -> Row:
             del pipes[backend]
     limit = pipes["irongrad"].recv()
     times: dict[str, list[float]] = {b: [] for b in pipes}
-    counts = {b: max(2, int(0.3 / _ask(pipe, 3))) for b, pipe in pipes.items()}
+    counts = {b: max(2, int(0.3 / ask(pipe, 3))) for b, pipe in pipes.items()}
     for _ in range(rounds):
         for backend, pipe in pipes.items():
-            times[backend].append(_ask(pipe, counts[backend]))
+            times[backend].append(ask(pipe, counts[backend]))
     for pipe in pipes.values():
         pipe.send(0)
     for process in processes:
@@ -187,7 +198,8 @@ def measure(family: str, size: str, rounds: int, target: str) -> Row:
     return Row(family, size, medians, least, ratio, best, limit, ready)
 
 
-def _ask(pipe: Connection, count: int) -> float:
+def ask(pipe: Connection, count: int) -> float:
+    """The seconds of one step, of `count` that the process behind `pipe` takes."""
     pipe.send(count)
     return pipe.recv()
 

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import zlib
 from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import msgspec
@@ -37,8 +38,7 @@ def checked(analysis: Analysis) -> Analysis:
             _check_index(launch.source or 0, len(record.sources) or 1)
             _check_counts(launch.read, launch.written, launch.times, launch.intermediates, launch.intermediate_bytes)
         _check_counts(*(kernel.operations or 0 for kernel in record.kernels))
-        for function in record.calls:
-            _check_depth(function, record.calls, 0)
+        _check_calls(record.calls)
     named = itertools.chain(analysis.sources, *(record.sources for record in analysis.targets.values()))
     if any(source.module.count(".") > _DEEPEST for source in named):
         raise ValueError("its modules are nested too deeply")
@@ -55,11 +55,15 @@ def _check_counts(*counts: int) -> None:
         raise ValueError("a count is negative, or larger than any program's")
 
 
-def _check_depth(function: str, calls: Mapping[str, tuple[str, ...]], depth: int) -> None:
-    if depth > _DEEPEST:
-        raise ValueError(f"{function} calls itself")
-    for called in dict.fromkeys(calls.get(function, ())):
-        _check_depth(called, calls, depth + 1)
+def _check_calls(calls: Mapping[str, tuple[str, ...]]) -> None:
+    depth: dict[str, int] = {}
+    try:
+        for function in TopologicalSorter(calls).static_order():
+            depth[function] = 1 + max((depth[called] for called in calls.get(function, ())), default=0)
+    except CycleError as error:
+        raise ValueError(f"{error.args[1][0]} calls itself") from None
+    if max(depth.values(), default=0) > _DEEPEST:
+        raise ValueError("its functions call each other too deeply")
 
 
 def encoded(analysis: Analysis) -> bytes:

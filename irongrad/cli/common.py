@@ -35,10 +35,10 @@ class _PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as Rich does, with controls of its own only."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+            yield segment if segment.control else segment._replace(text=_visible(segment.text))
 
 
-def visible(text: str) -> str:
+def _visible(text: str) -> str:
     """`text` with its control and formatting characters as Python writes them, but for tabs and line breaks."""
     if text.isprintable():
         return text

@@ -156,10 +156,9 @@ def _report(error: IronGradError) -> None:
     if "--json" in sys.argv:
         print(json.dumps({"error": error.described()}))
     else:
-        from rich.console import Console
         from rich.markup import escape
 
-        from irongrad.cli.common import visible
+        from irongrad.cli.common import error_console
 
-        said = f"[bold red]error:[/] {escape(visible(str(error)))}\n[dim]see {error.section}[/]"
-        Console(stderr=True, soft_wrap=True).print(said, highlight=False)
+        said = f"[bold red]error:[/] {escape(str(error))}\n[dim]see {error.section}[/]"
+        error_console.print(said, markup=True, soft_wrap=True, highlight=False)

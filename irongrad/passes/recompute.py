@@ -221,15 +221,15 @@ def never(graph: Graph, late: Sequence[Node], *, backward: bool = True) -> Node:
     """
 
     def one(value: Node) -> Node:
-        flat = _added(graph, aten.view.default, value, [-1], like=value, backward=backward)
-        first = _added(graph, aten.slice.Tensor, flat, 0, 0, 1, like=value, backward=backward)
-        scalar = _added(graph, aten.view.default, first, [], like=value, backward=backward)
-        size = _added(graph, aten.abs.default, scalar, like=value, backward=backward)
-        return _added(graph, aten.lt.Scalar, size, 0, like=value, backward=backward)
+        flat = added(graph, aten.view.default, value, [-1], like=value, backward=backward)
+        first = added(graph, aten.slice.Tensor, flat, 0, 0, 1, like=value, backward=backward)
+        scalar = added(graph, aten.view.default, first, [], like=value, backward=backward)
+        size = added(graph, aten.abs.default, scalar, like=value, backward=backward)
+        return added(graph, aten.lt.Scalar, size, 0, like=value, backward=backward)
 
     first, *others = map(one, late)
     for other in others:
-        first = _added(graph, aten.bitwise_or.Tensor, first, other, like=other, backward=backward)
+        first = added(graph, aten.bitwise_or.Tensor, first, other, like=other, backward=backward)
     return first
 
 
@@ -243,13 +243,14 @@ def tie(graph: Graph, node: Node, condition: Node, *, backward: bool = True) -> 
         backward: whether the new nodes belong to the backward.
     """
     options = {"dtype": node.meta["val"].dtype, "device": torch.device("cpu"), "pin_memory": False}
-    zero = _added(graph, aten.full.default, [], 0, like=node, backward=backward, **options)
+    zero = added(graph, aten.full.default, [], 0, like=node, backward=backward, **options)
     tied = graph.call_function(aten.where.self, (condition, zero, node))
     tied.meta = {**node.meta, "autograd_backward": True} if backward else {**node.meta}
     return tied
 
 
-def _added(graph: Graph, operator: OpOverload, *args: Any, like: Node, backward: bool, **kwargs: Any) -> Node:
+def added(graph: Graph, operator: OpOverload, *args: Any, like: Node, backward: bool, **kwargs: Any) -> Node:
+    """Add a call of `operator` at the insertion point, as `graph.nodes.call`; `backward` puts it into the backward."""
     node = call(graph, operator, *args, like=like, **kwargs)
     if backward:
         node.meta["autograd_backward"] = True

@@ -176,7 +176,6 @@ def package(
             (staging / f"step.{binary.target.name}.vmfb").write_bytes(binary.vmfb)
         for name, bytecode in module.portable.items():
             (staging / name).write_bytes(bytecode)
-        write_record(origin.record, compiled, staging)
         shutil.move(initial, staging / INITIAL_STATE)
         manifest = _with_header(_manifest(module, compiled, origin, staging), staging)
         manifest = replace(manifest, base_file=None if base is None else base_spec(module.graphs[0], base, output))
@@ -194,7 +193,7 @@ def package(
                 reports |= {target.name: report for target in together}
                 together = tuple(replace(t, certificate=certificate(report, t.device)) for t in together)
             targets += together
-        write_record(origin.record, compiled, staging, reports)
+        write_record(origin.record, compiled, reports, staging)
         files = {**manifest.files, ANALYSIS: file_spec(staging / ANALYSIS)}
         for name, values in expected.items():
             path = staging / golden_file(name if name in manifest.steps else "")
@@ -315,17 +314,17 @@ def write_state(module: Modules, scratch: Path) -> Path:
 
 
 def write_record(
-    record: Analysis, compiled: Sequence[CompiledModule], directory: Path, reports: Mapping[str, Report] | None = None
+    record: Analysis, compiled: Sequence[CompiledModule], reports: Mapping[str, Report], directory: Path
 ) -> None:
     """Write the record of the compilation, with the kernels of `compiled` added to it or in place of earlier ones.
 
     Args:
         record: the record of the step.
         compiled: the compiled modules.
+        reports: the verification of each of these targets that can run here, by name.
         directory: where the artifact is written.
-        reports: the verification of each of these targets that can run here, by name; None before it.
     """
-    verified = {name: _judged(report) for name, report in (reports or {}).items()}
+    verified = {name: _judged(report) for name, report in reports.items()}
     own = {
         c.target.name: replace(c.record, other_sizes=record.other_sizes, judged=verified.get(c.target.name, ()))
         for c in compiled
@@ -356,7 +355,7 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
 
 def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
     targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
-    names = [*(t.file for t in targets), *module.portable, INITIAL_STATE, ANALYSIS]
+    names = [*(t.file for t in targets), *module.portable, INITIAL_STATE]
     graph = module.graphs[0]
     versions = {"irongrad": VERSION, "python": platform.python_version()}
     whole = module.interfaces[0]

@@ -75,7 +75,6 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
         compiled = compile_all(None, module, chosen, scratch)
     with staged(directory) as staging:
         shutil.copytree(directory, staging, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SIGNATURE))
-        write_record(record, compiled, staging)
         changed = _with_targets(manifest, compiled, asked, staging)
         write_manifest(changed, staging)
         rebuilt = [t for t in changed.targets if t.name in {c.target.name for c in compiled}]
@@ -84,7 +83,7 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
             replace(t, certificate=certificate(reports[t.name], t.device)) if t.name in reports else t
             for t in changed.targets
         )
-        write_record(record, compiled, staging, reports)
+        write_record(record, compiled, reports, staging)
         files = {**changed.files, ANALYSIS: file_spec(staging / ANALYSIS)}
         changed = write_manifest(replace(changed, targets=signed, files=files), staging)
         publish(staging, directory)
@@ -110,7 +109,6 @@ def _with_targets(
         targets[spec.name] = spec
         (staging / spec.file).write_bytes(binary.vmfb)
         files[spec.file] = file_spec(staging / spec.file)
-    files[ANALYSIS] = file_spec(staging / ANALYSIS)
     return replace(manifest, targets=tuple(targets.values()), files=files)
 
 

@@ -57,8 +57,8 @@ _OF_BFLOAT16 = {"x86_64": {"amx-bf16", "avx512bf16"}, "aarch64": {"bf16"}}
 
 
 def multiplies_bfloat16(architecture: str, features: Collection[str]) -> bool:
-    """Whether a CPU has instructions for products of bfloat16; features are named as LLVM names them."""
-    return not _OF_BFLOAT16.get(architecture, set()).isdisjoint(features)
+    """Whether a CPU has instructions for products of bfloat16; features have LLVM's names or Linux's."""
+    return not set(map(_letters, _OF_BFLOAT16.get(architecture, ()))).isdisjoint(map(_letters, features))
 
 
 def check_cpu(target: TargetSpec, directory: Path) -> None:

@@ -6,7 +6,7 @@ macOS: only the architecture and the CPU's features matter.
 
 from __future__ import annotations
 
-from irongrad.runtime.cpu import architecture, cpu_features
+from irongrad.runtime.cpu import architecture, cpu_features, multiplies_bfloat16
 from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch if its own tile sizes need more than 32 KiB of stack (33 KiB for the module
@@ -87,8 +87,9 @@ def _multiplies_halves(triple: str, cpu: str, features: str) -> bool:
     if triple and not triple.startswith("x86_64"):
         return False
     if cpu == "host" and architecture() == "x86_64":
-        return bool({"amx_bf16", "avx512_bf16"} & (cpu_features() or set()))
-    return cpu in _WITH_HALVES or bool({"+amx-bf16", "+avx512bf16"} & set(features.split(",")))
+        return multiplies_bfloat16("x86_64", cpu_features() or ())
+    added = (feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+"))
+    return cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", [*added])
 
 
 KIND = Kind(

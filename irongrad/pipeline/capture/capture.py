@@ -32,6 +32,7 @@ from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode
 from irongrad.pipeline.capture.module_casts import casts_refused
+from irongrad.pipeline.capture.names import refuse_names
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
@@ -58,10 +59,6 @@ from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, roots_of, unchanged
 from irongrad.step.call import Call
 from irongrad.step.train_step import INFERENCE, TrainStep, call_of, micro_batches
-
-# What ends or continues a string in the code that torch.fx 2.13 writes, and in the parameters that IREE 3.13.0 prints
-# into its bytecode: neither escapes it.
-_UNQUOTED = frozenset('"\\\n\r\0')
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def capture(
     """
     inference = (*INFERENCE, *step.own_entries) if inference is None else inference
     hooks.refuse_hooks(step)
-    _refuse_names(step)
+    refuse_names(step.model)
     module = ReportingModule(step)
     refuse_sparse(module, step.inputs)
     _refuse_scripts(step)
@@ -135,18 +132,6 @@ def capture(
     if found.changes is not None:
         raise found.changes
     return captured
-
-
-def _refuse_names(step: TrainStep) -> None:
-    """Refuse names of modules, parameters and buffers that torch.fx and IREE cannot write."""
-    model = step.model
-    paths = [path for path, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())]
-    broken = (path for path in paths if set(path) & _UNQUOTED or any("\ud800" <= c <= "\udfff" for c in path))
-    if (path := next(broken, None)) is not None:
-        raise CaptureError(
-            f"{source_lines.where(model)}: the name {path!a} has a character that cannot be written into a "
-            "compiled step: a quotation mark, a backslash, a line break, or half of a surrogate pair. Rename the module"
-        )
 
 
 def _refuse_scripts(step: TrainStep) -> None:

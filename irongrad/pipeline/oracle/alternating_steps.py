@@ -16,7 +16,15 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler
-from irongrad.pipeline.oracle.eager_run import PLAIN, First, Recorder, half_of_the_threads, train, without_fast_path
+from irongrad.pipeline.oracle.eager_run import (
+    PLAIN,
+    First,
+    Recorder,
+    elements_of,
+    half_of_the_threads,
+    train,
+    without_fast_path,
+)
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
@@ -64,7 +72,7 @@ class Alternation:
 
         steps = {name: captured.step for name, captured in self.captured.items()}
         inputs = {of_entry(name, n): to_numpy(t) for name, step in steps.items() for n, t in step.inputs.items()}
-        elements = sum(t.initial.numel() for graph in self.graphs.values() for t in graph.state)
+        elements = sum(map(elements_of, self.graphs.values()))
         for allowed in spread.widened_by(run, elements):
             yield Golden(len(self.order), oracle, inputs, exact.arrays, allowed, order=self.order)
 

@@ -17,7 +17,7 @@ import torch
 
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import Variant, is_finite, is_huge, run_eager
+from irongrad.pipeline.oracle.eager_run import Variant, elements_of, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
 from irongrad.runtime.golden import Golden, Resting, key_of
@@ -93,7 +93,7 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
 def _most(graph: StepGraph) -> int:
     if is_huge(graph):
         return MOST_OF_HUGE_STEPS
-    return MOST if sum(t.initial.numel() for t in graph.state) <= LARGE else MOST_OF_LARGE_STEPS
+    return MOST if elements_of(graph) <= LARGE else MOST_OF_LARGE_STEPS
 
 
 def choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Iterator[Choice]:

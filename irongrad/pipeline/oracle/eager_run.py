@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +51,12 @@ HUGE = 64_000_000
 
 def is_huge(graph: StepGraph) -> bool:
     """Whether the state is so large that its runs take longer than iree-compile, and its copies fill the memory."""
-    return bool(sum(t.initial.numel() for t in graph.state) > HUGE)
+    return elements_of(graph) > HUGE
+
+
+def elements_of(graph: StepGraph) -> int:
+    """The number of elements in the state of a step."""
+    return sum(int(t.initial.numel()) for t in graph.state)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -201,8 +206,8 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
         beside: list[dict[str, torch.Tensor]] = []
-        at_rest = number in variant.zero_steps
-        for call, part in enumerate(parts if not at_rest else (), first.calls + (number - first.step) * len(parts)):
+        own = () if number in variant.zero_steps else parts
+        for call, part in enumerate(own, first.calls + (number - first.step) * len(parts)):
             with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
                 with wide():
                     loss, values = _forward(module, [t.clone() for t in part.values()], number, record)
@@ -212,10 +217,7 @@ def train(
             losses.append(loss.detach())
             beside.append(values)
         _fill_gradients(module, graph)
-        if not at_rest:
-            record(key_of("loss", number), torch.stack(losses).mean())
-        for name in beside[0] if beside else ():
-            record(key_of("value", number, name), _mean([values[name] for values in beside]))
+        _record_losses(losses, beside, number, record)
         for name, gradient in _gradients(module, graph).items():
             record(key_of("gradient", number, name), gradient.clone())
         with noise, wide() if step.scaler is None else nullcontext():
@@ -228,6 +230,16 @@ def train(
         for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
             record(key_of("state", number + 1, name), tensor.detach().clone())
     return scaler.skips
+
+
+def _record_losses(
+    losses: Sequence[torch.Tensor], beside: Sequence[dict[str, torch.Tensor]], step: int, record: Recorder
+) -> None:
+    """Record the mean loss of the micro-batches, and the means of the values beside it; a step at rest has none."""
+    if losses:
+        record(key_of("loss", step), torch.stack([*losses]).mean())
+        for name in beside[0]:
+            record(key_of("value", step, name), _mean([values[name] for values in beside]))
 
 
 def _set_hypers(step: TrainStep, values: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ import torch
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, is_finite, is_huge, run_eager
+from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, elements_of, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.rounding_noise import noise_errors_suppressed
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
@@ -117,7 +117,7 @@ def golden_runs(
         The oracle's values, with the tolerances of all runs so far.
     """
     step = captured.step
-    elements = sum(t.initial.numel() for t in graph.state)
+    elements = elements_of(graph)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
     exact, oracle = Values(keeps=keeps or partial(_is_left, graph, steps)), "float64"
     checked = partial(_checked, check)

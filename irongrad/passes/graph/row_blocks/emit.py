@@ -9,10 +9,10 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from irongrad.graph.nodes import call, value_of
+from irongrad.graph.nodes import value_of
 from irongrad.passes.graph.row_blocks.labels import PRODUCTS, SIZE_ARGUMENT
 from irongrad.passes.graph.row_blocks.region import Axes, Region
-from irongrad.passes.recompute import is_backward, never, tie
+from irongrad.passes.recompute import added, is_backward, never, tie
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -47,7 +47,7 @@ def emit(
             if node in sums:
                 new = _wide(new, node)
                 if (old := sums[node].get(width)) is not None:
-                    new = _as_node(call(new.graph, aten.add.Tensor, old, new, like=node), node)
+                    new = _like(node, aten.add.Tensor, old, new)
                 sums[node][width] = new
             else:
                 parts[node].append(new)
@@ -61,13 +61,12 @@ def _wide(new: Node, node: Node) -> Node:
     """A part of a sum, in float32 if `node` is in half precision, so that the sum is rounded once."""
     if value_of(new).dtype not in (torch.float16, torch.bfloat16):
         return new
-    return _as_node(call(new.graph, prims.convert_element_type.default, new, torch.float32, like=node), node)
+    return _like(node, prims.convert_element_type.default, new, torch.float32)
 
 
-def _as_node(new: Node, like: Node) -> Node:
-    if is_backward(like):
-        new.meta["autograd_backward"] = True
-    return new
+def _like(node: Node, operator: Any, *args: Any) -> Node:
+    """Add a call of `operator` in the phase of `node`, and with its source."""
+    return added(node.graph, operator, *args, like=node, backward=is_backward(node))
 
 
 class _Block:
@@ -95,10 +94,7 @@ class _Block:
         return self._add(node, node.target, *args, **kwargs)
 
     def _add(self, like: Node, operator: Any, *args: Any, **kwargs: Any) -> Node:
-        node = call(like.graph, operator, *args, like=like, **kwargs)
-        if self._backward:
-            node.meta["autograd_backward"] = True
-        return node
+        return added(like.graph, operator, *args, like=like, backward=self._backward, **kwargs)
 
     def _sizes(self, node: Node) -> list[int]:
         sizes = list(value_of(node).shape)
@@ -139,7 +135,7 @@ class _Block:
 
 
 def _joined(node: Node, parts: Sequence[Node], axes: Axes) -> Node:
-    return _as_node(call(node.graph, aten.cat.default, list(parts), axes.row, like=node), node)
+    return _like(node, aten.cat.default, list(parts), axes.row)
 
 
 def _total(node: Node, found: dict[int, Node], axes: Axes, steps: int) -> Node:
@@ -151,9 +147,9 @@ def _total(node: Node, found: dict[int, Node], axes: Axes, steps: int) -> Node:
             rank, size = value_of(node).ndim, value_of(node).shape[axes.col]
             padding = [0] * (2 * rank)
             padding[2 * (rank - 1 - axes.col) + 1] = size - size // steps * width
-            whole = _as_node(call(node.graph, aten.constant_pad_nd.default, part, padding, 0.0, like=node), node)
-        total = whole if total is None else _as_node(call(node.graph, aten.add.Tensor, total, whole, like=node), node)
+            whole = _like(node, aten.constant_pad_nd.default, part, padding, 0.0)
+        total = whole if total is None else _like(node, aten.add.Tensor, total, whole)
     assert total is not None
     if (dtype := value_of(node).dtype) is not value_of(total).dtype:
-        total = _as_node(call(node.graph, prims.convert_element_type.default, total, dtype, like=node), node)
+        total = _like(node, prims.convert_element_type.default, total, dtype)
     return total

@@ -120,6 +120,7 @@ class _Search:
         self._new: list[Node] = []
 
     def found(self, start: Callable[[], None], places: dict[Node, int]) -> Region | None:
+        """Add what `start` adds and all that belongs to it; None if rows depend on other rows."""
         try:
             start()
             self._spread()

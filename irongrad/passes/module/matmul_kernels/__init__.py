@@ -30,7 +30,7 @@ from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding, widened
+from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding
 from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
@@ -228,7 +228,7 @@ def _widened(operand: Lettered, product: Any) -> Lettered:
     if str(value.type.element_type) not in HALVES:
         return operand
     with product.location, ir.InsertionPoint(outside_loops(product, [value])):
-        return widened(value), letters
+        return copied(operand, letters, ir.F32Type.get()), letters
 
 
 def _is_zero(value: Any) -> bool:

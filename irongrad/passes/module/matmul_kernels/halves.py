@@ -6,7 +6,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise
+from irongrad.mlir.linalg import RESHAPES, inputs_of, is_elementwise
 
 HALF = "bf16"
 
@@ -31,25 +31,6 @@ def narrowed(value: Any) -> Any | None:
         (value,) = copy.results
         value.set_type(ir.RankedTensorType.get(value.type.shape, ir.BF16Type.get()))
     return value if str(value.type.element_type) == HALF else None
-
-
-def widened(value: Any) -> Any:
-    """A tensor of half precision as float32, by a `linalg.generic` at the current insertion point."""
-    kinds = [ir.RankedTensorType.get(value.type.shape, e) for e in (value.type.element_type, ir.F32Type.get())]
-    rank = len(value.type.shape)
-    whole = ir.AffineMapAttr.get(ir.AffineMap.get_identity(rank))
-    attributes = {
-        "indexing_maps": ir.ArrayAttr.get([whole, whole]),
-        "iterator_types": ir.ArrayAttr.get([ir.Attribute.parse("#linalg.iterator_type<parallel>")] * rank),
-        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1]),
-    }
-    room = ir.Operation.create("tensor.empty", [kinds[1]]).result
-    operation = ir.Operation.create(GENERIC, [kinds[1]], [value, room], attributes, regions=1)
-    body = operation.regions[0].blocks.append(*(kind.element_type for kind in kinds))
-    with ir.InsertionPoint(body):
-        wide = ir.Operation.create("arith.extf", [ir.F32Type.get()], [body.arguments[0]]).result
-        ir.Operation.create("linalg.yield", operands=[wide])
-    return operation.result
 
 
 def rounding(result: Any) -> Any | None:

@@ -31,9 +31,14 @@ def loop(
     return list(loop.results)
 
 
-def vector_of(tile: Tile) -> ir.Type:
+def vector_of(tile: Tile) -> ir.VectorType:
     """A vector of float32 of the width of `tile`."""
     return ir.VectorType.get([tile.width], ir.F32Type.get())
+
+
+def zeros(kind: ir.VectorType) -> Any:
+    """A vector of zeros."""
+    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(kind.element_type, 0)))
 
 
 def number(expression: ir.AffineExpr, *values: Any) -> Any:

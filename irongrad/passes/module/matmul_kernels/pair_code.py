@@ -17,7 +17,7 @@ from iree.compiler.dialects import arith, llvm, memref, scf, vector
 
 from irongrad.memory_model.product_tiles import AMX_SUMMANDS
 from irongrad.passes.module.matmul_kernels import amx
-from irongrad.passes.module.matmul_kernels.loop_code import constant, each, fixed, least, loop, number, vector_of
+from irongrad.passes.module.matmul_kernels.loop_code import constant, each, fixed, least, loop, number, vector_of, zeros
 from irongrad.passes.module.matmul_kernels.places import Memory, Place
 from irongrad.passes.module.matmul_kernels.squares import transposed
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
@@ -90,7 +90,7 @@ class PairCode:
         if self.rest is not None:
             whole = number(ir.AffineExpr.get_ceil_div(b, AMX_SUMMANDS) * AMX_SUMMANDS, end)
             with each(end, whole, 2) as summand:
-                vector.store(_zeros(2 * columns), self.block, [self._row(first, summand)])
+                vector.store(zeros(_halves(2 * columns)), self.block, [self._row(first, summand)])
 
     def _turn_squares(self, batch: Any, column: Any, first: Any, end: Any) -> None:
         """Copy a block of which summands are neighbours in memory, in squares of as many pairs as columns."""
@@ -115,7 +115,7 @@ class PairCode:
             return vector.load(kind, memory, [offset])
         left = number(fixed(self.kernel.sizes.summands) - ir.AffineExpr.get_dim(0), summand)
         mask = vector.create_mask(ir.VectorType.get([AMX_SUMMANDS], ir.IntegerType.get_signless(1)), [left])
-        return vector.maskedload(kind, memory, [offset], mask, _zeros(AMX_SUMMANDS))
+        return vector.maskedload(kind, memory, [offset], mask, zeros(kind))
 
     def _row(self, first: Any, summand: Any) -> Any:
         """The place of a row of pairs in the block that begins at the summand `first`."""
@@ -184,7 +184,7 @@ class PairCode:
                 for i, j in product(range(rows), range(tile.vectors))
             ]
             kind = vector_of(tile)
-            zero = arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(ir.F32Type.get(), 0)))
+            zero = zeros(kind)
             is_first = self._is_first(place)
             begun = [arith.select(is_first, zero, vector.load(kind, self.sums, [p])) for p in places]
 
@@ -265,13 +265,8 @@ def _dot(sums: Any, left: Any, right: Any) -> Any:
     return llvm.call_intrinsic(sums.type, "llvm.x86.avx512bf16.dpbf16ps.512", [sums, left, right], [], [])
 
 
-def _halves(count: int) -> ir.Type:
+def _halves(count: int) -> ir.VectorType:
     return ir.VectorType.get([count], ir.BF16Type.get())
-
-
-def _zeros(count: int) -> Any:
-    zero = ir.FloatAttr.get(ir.BF16Type.get(), 0)
-    return arith.constant(_halves(count), ir.DenseElementsAttr.get_splat(_halves(count), zero))
 
 
 def _integer() -> ir.Type:

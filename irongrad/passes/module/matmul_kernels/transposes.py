@@ -12,11 +12,17 @@ from irongrad.mlir.linalg import GENERIC
 Lettered = tuple[Any, str]
 
 
-def copied(operand: Lettered, letters: str) -> Any:
-    """Copy `operand` by a `linalg.generic` at the current insertion point; `letters` is the new order of dimensions."""
+def copied(operand: Lettered, letters: str, wider: ir.Type | None = None) -> Any:
+    """Copy `operand` by a `linalg.generic` at the current insertion point.
+
+    Args:
+        operand: the tensor.
+        letters: the new order of its dimensions.
+        wider: the type to which its elements are widened; None keeps theirs.
+    """
     value, of_value = operand
     sizes = dict(zip(of_value, value.type.shape, strict=True))
-    kind = ir.RankedTensorType.get([sizes[x] for x in letters], value.type.element_type)
+    kind = ir.RankedTensorType.get([sizes[x] for x in letters], wider or value.type.element_type)
     init = ir.Operation.create("tensor.empty", [kind]).result
     operation = ir.Operation.create(
         GENERIC,
@@ -29,9 +35,12 @@ def copied(operand: Lettered, letters: str) -> Any:
         },
         regions=1,
     )
-    body = operation.regions[0].blocks.append(value.type.element_type, value.type.element_type)
+    body = operation.regions[0].blocks.append(value.type.element_type, kind.element_type)
     with ir.InsertionPoint(body):
-        ir.Operation.create("linalg.yield", operands=[body.arguments[0]])
+        element = body.arguments[0]
+        if wider is not None:
+            element = ir.Operation.create("arith.extf", [wider], [element]).result
+        ir.Operation.create("linalg.yield", operands=[element])
     return operation.result
 
 

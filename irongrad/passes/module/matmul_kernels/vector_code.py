@@ -25,6 +25,7 @@ from irongrad.passes.module.matmul_kernels.loop_code import (
     number,
     row_of,
     vector_of,
+    zeros,
 )
 from irongrad.passes.module.matmul_kernels.pair_code import PairCode
 from irongrad.passes.module.matmul_kernels.places import Memory, Place
@@ -151,8 +152,7 @@ def _beginning(kernel: ProductKernel, memory: Memory, place: Place) -> list[Any]
     tile = kernel.tile
     vector_type = vector_of(tile)
     if memory.row is None:
-        zero = ir.DenseElementsAttr.get_splat(vector_type, ir.FloatAttr.get(ir.F32Type.get(), 0))
-        return [arith.constant(vector_type, zero)] * (tile.rows * tile.vectors)
+        return [zeros(vector_type)] * (tile.rows * tile.vectors)
     c = ir.AffineExpr.get_dim(0)
     of_row = [
         vector.load(vector_type, memory.row, [number(c + j * tile.width, place.column)]) for j in range(tile.vectors)
