@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unicodedata import category
+
 from torch import nn
 
 from irongrad.diagnostics.source_lines import where
@@ -19,7 +21,7 @@ def refuse_names(model: nn.Module) -> None:
         CaptureError: there is one; with the name.
     """
     paths = [path for path, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())]
-    broken = (path for path in paths if set(path) & _UNQUOTED or any("\ud800" <= c <= "\udfff" for c in path))
+    broken = (path for path in paths if set(path) & _UNQUOTED or any(category(c) == "Cs" for c in path))
     if (path := next(broken, None)) is not None:
         raise CaptureError(
             f"{where(model)}: the name {path!a} has a character that cannot be written into a "
