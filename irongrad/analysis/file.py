@@ -31,7 +31,7 @@ def checked(analysis: Analysis) -> Analysis:
     sources = len(analysis.sources)
     for operator in analysis.operators:
         _check_index(operator.source, sources)
-        _check_counts(operator.flops, operator.elements, operator.read, operator.written, operator.times)
+        _check_counts(operator.flops or 0, operator.elements, operator.read, operator.written, operator.times)
     for record in analysis.targets.values():
         for launch in record.launches:
             _check_index(launch.kernel or 0, len(record.kernels) or 1)

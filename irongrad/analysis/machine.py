@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from irongrad.analysis.other_work import OtherWork
+
 _SIZE = 2048  # of the product: 17 GFLOP, and three matrices of 16 MiB
 _BYTES = 1 << 28  # of the copy: larger than the caches of common CPUs
 _REPETITIONS = 7
@@ -26,12 +28,14 @@ class Machine:
         threads: the number of threads that this process may use.
         flops: float32 operations a second of a product of two 2048 x 2048 matrices, by numpy's BLAS.
         bandwidth: bytes a second that a copy of 256 MiB reads and writes, with all threads.
+        others: the share of all CPUs that other processes took meanwhile, from 0 to 1; None if unknown.
     """
 
     name: str
     threads: int
     flops: float
     bandwidth: float
+    others: float | None = None
 
     @property
     def ridge(self) -> float:
@@ -53,7 +57,8 @@ class Machine:
 
 def measured_machine() -> Machine:
     """Measure this machine, in about three seconds; the best of several runs counts."""
-    return Machine(cpu_name(), threads(), _product(), _copy())
+    others = OtherWork()
+    return Machine(cpu_name(), threads(), _product(), _copy(), others.share())
 
 
 def threads() -> int:

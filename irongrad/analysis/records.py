@@ -32,6 +32,11 @@ class Source:
     module: str
     line: str
 
+    @property
+    def bucket(self) -> str:
+        """The bucket of the function, as `T64`; empty if it has only one version."""
+        return self.function.partition("@")[2]
+
     def spelled(self) -> str:
         """The source as the name of a location in a module of MLIR."""
         return SEPARATOR.join((self.function, self.phase, self.operator, self.line, self.module))
@@ -54,9 +59,9 @@ class Operator:
         name: its name in the dumped graph; unique in its function.
         source: the index of its `Source` in `Analysis.sources`.
         dtype: numpy's name of its result's element type.
-        shape: the dimensions of its result.
+        shape: the dimensions of its result at the example's sizes; empty if one depends on data.
         flops: floating-point operations by PyTorch's own formulas (`torch.utils.flop_counter`), so 0 for other
-            operators than products and convolutions. Of one execution.
+            operators than products and convolutions. Of one execution. None if a size depends on data.
         elements: the number of elements that it computes, in one execution.
         read: the bytes of its operands, in one execution.
         written: the bytes of its results, in one execution.
@@ -68,7 +73,7 @@ class Operator:
     source: int
     dtype: str
     shape: tuple[int, ...]
-    flops: int
+    flops: int | None
     elements: int
     read: int
     written: int

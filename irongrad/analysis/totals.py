@@ -17,8 +17,8 @@ class Work:
     Attributes:
         name: the group.
         count: how many operators execute, or how many kernels are launched.
-        flops: floating-point operations. Of operators, those of products and convolutions alone, as PyTorch's
-            `FlopCounterMode` counts them. Of kernels, every arithmetic operation; None if a size is unknown.
+        flops: floating-point operations; None if a size is unknown. Of operators, those of products and convolutions
+            alone, as PyTorch's `FlopCounterMode` counts them. Of kernels, every arithmetic operation.
         read: the bytes of operands that are read.
         written: the bytes of results that are written.
     """
@@ -98,13 +98,15 @@ def _is_of_other_sizes(target: TargetRecord, launch: Launch) -> bool:
     return source is not None and source.function in target.other_sizes
 
 
+def work_of(operator: Operator, times: int, name: str) -> Work:
+    """The work of an operator that executes so often, under `name`."""
+    flops = None if operator.flops is None else times * operator.flops
+    return Work(name, times, flops, times * operator.read, times * operator.written)
+
+
 def operator_work(analysis: Analysis, entry: str, key: Callable[[Source], str]) -> list[Work]:
     """The work of the captured operators of an entry point, by `key` of their sources; the most first."""
-    works = (
-        Work(key(source), times, times * o.flops, times * o.read, times * o.written)
-        for o, source, times in operators_of(analysis, entry)
-    )
-    return _grouped(works)
+    return _grouped(work_of(o, times, key(source)) for o, source, times in operators_of(analysis, entry))
 
 
 def launch_work(target: TargetRecord, entry: str, key: Callable[[Launch], str]) -> list[Work]:

@@ -10,13 +10,14 @@ from typing import Any
 import click
 from rich.table import Table
 
-from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
+from irongrad.analysis.other_work import said
 from irongrad.analysis.totals import Work
 from irongrad.cli.common import console, directory_argument, json_option, print_json, refuse_unwritable
 from irongrad.reports.amounts import amount
 from irongrad.reports.model_explorer import write_graph
 from irongrad.reports.peaks import is_of_cpu, machine
+from irongrad.reports.placed import read_record
 from irongrad.reports.summary import Summary, entries_of, summary_of
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.errors import UserError
@@ -24,6 +25,9 @@ from irongrad.runtime.manifest_file import read_manifest
 
 GROUPS = ("phases", "operators", "modules", "lines", "kernels", "kernel_modules")
 _SHOWN = ("phases", "modules", "operators", "kernels")
+
+# The fewest columns of a terminal that shows every column of a table, and leaves room for names.
+_WIDE = 100
 
 
 @click.command(
@@ -56,7 +60,7 @@ def command(
     if graph is not None:
         refuse_unwritable(graph, "--graph")
     manifest = read_manifest(directory)
-    analysis = read_analysis(directory, manifest)
+    analysis = read_record(directory, manifest)
     chosen = target or next(iter(analysis.targets))
     known = entries_of(analysis, chosen)
     if not known:
@@ -92,16 +96,17 @@ def _print_totals(summary: Summary, peaks: Machine | None) -> None:
     captured, compiled = summary.captured, summary.compiled
     if captured.count:
         console.print(
-            f"captured: {captured.count:,} operators, {amount(captured.flops)}FLOP in products and convolutions, "
+            f"captured: {captured.count:,} operators, {amount(captured.flops, 'FLOP')} in products and convolutions, "
             f"{readable(captured.nbytes)} read and written if each operator ran alone",
             highlight=False,
         )
     console.print(
-        f"compiled: {compiled.count:,} launches of {len(summary.kernels):,} kernels, {amount(compiled.flops)}"
-        f"operations of any kind, {readable(compiled.nbytes)} read and written, {_intensity(compiled)} operations a "
-        "byte",
+        f"compiled: {compiled.count:,} launches of {len(summary.kernels):,} kernels, {amount(compiled.flops, 'OP')} of "
+        f"any kind, {readable(compiled.nbytes)} read and written, {_intensity(compiled)} operations a byte",
         highlight=False,
     )
+    if compiled.flops is None:
+        console.print("kernels of any size count no operations, and only the bytes of tensors of fixed sizes")
     if peaks is not None:
         least = sum(peaks.seconds(work.flops or 0, work.nbytes) for work in summary.kernels)
         console.print(
@@ -109,30 +114,29 @@ def _print_totals(summary: Summary, peaks: Machine | None) -> None:
             f"with all its bytes from memory at {peaks.bandwidth / 1e9:,.1f} GB/s. What stays in a cache is faster",
             highlight=False,
         )
+        if busy := said(peaks.others):
+            console.print(f"these peaks may be too low, {busy}: 'irongrad machine --again' measures them anew")
 
 
 def _print_group(name: str, rows: Sequence[Work], summary: Summary, peaks: Machine | None, top: int) -> None:
     of_kernels = name.startswith("kernel")
     whole = summary.compiled if of_kernels else summary.captured
     title = {"kernel_modules": "modules, as compiled"}.get(name, name)
-    table = Table(title, "count", "operations" if of_kernels else "FLOP", "", "bytes", "", "a byte", box=None)
+    is_wide = console.width >= _WIDE
+    table = Table(title, box=None)
     table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
-        column.justify = "right"
+    numbers = ("count", "operations" if of_kernels else "FLOP", "", "bytes", "", "a byte")
+    for column in numbers if is_wide else filter(None, numbers[:-1]):
+        table.add_column(column, justify="right")
     if peaks is not None:
         table.add_column("least, ms", justify="right")
         table.add_column("bound by")
     shown = rows[: top or None]
     for work in shown:
-        cells = [
-            work.name,
-            f"{work.count:,}",
-            amount(work.flops).strip(),
-            _share(work.flops, whole.flops),
-            readable(work.nbytes),
-            _share(work.nbytes, whole.nbytes),
-            _intensity(work),
-        ]
+        shares = _share(work.flops, whole.flops), _share(work.nbytes, whole.nbytes)
+        cells = [work.name, f"{work.count:,}", amount(work.flops), readable(work.nbytes)]
+        if is_wide:
+            cells = [*cells[:-1], shares[0], cells[-1], shares[1], _intensity(work)]
         table.add_row(*cells, *(_bound(work, peaks) if peaks is not None else ()))
     console.print()
     console.print(table)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from irongrad.analysis.other_work import said
 from irongrad.cli.common import console, json_option, print_json
 from irongrad.reports.peaks import machine
 
@@ -30,4 +31,6 @@ def command(again: bool, as_json: bool) -> None:
     console.print(f"{found.name}, {found.threads} threads", highlight=False)
     console.print(f"a float32 product: {found.flops / 1e9:,.0f} GFLOP/s", highlight=False)
     console.print(f"a copy, read and written: {found.bandwidth / 1e9:,.1f} GB/s", highlight=False)
+    if busy := said(found.others):
+        console.print(f"{busy}: the peaks may be too low", highlight=False)
     console.print(f"both are reached at {found.ridge:,.1f} operations a byte", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
+from irongrad.analysis.other_work import said
 from irongrad.cli.common import (
     base_option,
     console,
@@ -30,7 +32,7 @@ from irongrad.reports.summary import entries_of
 from irongrad.runtime import load
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.manifest import EntryPoint, Manifest, golden_file
+from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest, golden_file
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.training.inputs import check_samples
 from irongrad.training.numpy_files import read_npz
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from irongrad.runtime.arrays import Array
 
 _SHOWN = 10
+
+# The fewest columns of a terminal with a column of its own for where a kernel comes from.
+_WIDE = 110
 
 
 @click.command(
@@ -81,12 +86,14 @@ def command(
             refuse_unwritable(path, option)
     manifest = read_manifest(directory)
     if manifest.placement is not None:
-        raise UserError(f"{directory} is compiled with place, and a profile is of one module: profile the whole step")
+        raise UserError(
+            f"{directory} is compiled with place, and a profile is of one module: compile the step without place"
+        )
     analysis = read_analysis(directory, manifest)
     hypers = numbers(settings, "--set")
     with load(directory, target=target, device=device, base=base) as session:
         chosen, uri = session.target, device or session.target.device
-        point = _entry(manifest, entry or entries_of(analysis, chosen.name)[0])
+        point = _entry(manifest, entries_of(analysis, chosen.name), entry)
         inputs = _inputs(directory, manifest, point, data)
         session.call(point.symbol, {**inputs, **hypers})  # refuses what does not fit, in the session's words
     found = profile(Run(directory, manifest, point, chosen, uri, inputs, hypers, base, steps), analysis)
@@ -114,11 +121,15 @@ def as_dict(found: Profile, peaks: Machine | None) -> dict[str, Any]:
     return {**asdict(found), **about, "machine_peaks": asdict(peaks) if peaks else None, "kernels": kernels}
 
 
-def _entry(manifest: Manifest, name: str) -> EntryPoint:
+def _entry(manifest: Manifest, computing: Sequence[str], asked: str | None) -> EntryPoint:
+    """The entry point `asked`, or else the first of those that compute something."""
+    name = asked or next(iter(computing), "")
     point = manifest.exported(name)
-    if point is None:
-        known = ", ".join(e.symbol for e in manifest.all_entry_points)
-        raise UserError(f"there is no entry point {name!r}; there are {known}")
+    if point is None or name not in computing:
+        what = "there is no entry point" if point is None else "no kernels run in the entry point"
+        raise UserError(f"{what} {name!r}; those that compute something are {', '.join(computing)}")
+    if point.name == "apply_step":
+        raise UserError(f"a profile begins with the initial state, and {name} needs gradients: profile train_step")
     if point.is_stacked:
         raise UserError(f"{name} runs several steps in one call; profile {name.replace(point.name, 'train_step')}")
     return point
@@ -130,7 +141,10 @@ def _inputs(directory: Path, manifest: Manifest, entry: EntryPoint, data: Path |
         path = directory / golden_file(entry.step)
         if not path.exists():
             raise UserError(f"{directory} has no {path.name} with example inputs; give --data")
-        return read_golden(path).inputs_of(entry)
+        golden = read_golden(path)
+        if any(entry.key(spec.name) not in golden.inputs for spec in entry.inputs if spec.name != TICKET):
+            raise UserError(f"{path.name} has no example of what {entry.symbol} takes; give --data")
+        return golden.inputs_of(entry)
     arrays = read_npz(data, [spec.name for spec in entry.inputs])
     check_samples(arrays, entry, str(data))
     wanted = {spec.name: spec.shape[0] for spec in entry.inputs}
@@ -147,6 +161,10 @@ def _print(found: Profile, peaks: Machine | None) -> None:
         f"{found.steps} calls",
         highlight=False,
     )
+    if found.overhead < 0:
+        console.print("profiling took less than no time, so the machine's speed changed between the two measurements")
+    if busy := said(found.others):
+        console.print(f"{busy}: the times may be too long", highlight=False)
     console.print(
         f"kernels run for {_ms(found.active_seconds)} ms, nothing runs between them for {_ms(found.gap_seconds)} ms, "
         f"the host takes {_ms(found.host_seconds)} ms before and after",
@@ -167,14 +185,21 @@ def _print_kernels(title: str, kernels: Any, found: Profile, peaks: Machine | No
     if peaks is not None:
         table.add_column("least, ms", justify="right")
         table.add_column("bound by")
-    table.add_column("where", overflow="fold")
+    is_wide = console.width >= _WIDE
+    if is_wide:
+        table.add_column("where", overflow="fold")
     for column in (table.columns[1], table.columns[2], table.columns[3]):
         column.justify = "right"
     table.columns[0].overflow = "fold"
     for k in kernels:
         cells = [k.name, str(k.launches), _ms(k.seconds), f"{k.seconds / whole:.0%}"]
         limits = [_ms(k.least(peaks)), k.reason(peaks)] if peaks is not None else []
-        table.add_row(*cells, *limits, _where(k.modules, k.lines))
+        where = _where(k.modules, k.lines)
+        if is_wide:
+            limits.append(where)
+        elif where:
+            cells[0] += f"\n  {where}"
+        table.add_row(*cells, *limits)
     console.print()
     console.print(table)
 

@@ -13,6 +13,8 @@ from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.errors import UserError
 
+_STDOUT = Path("-")
+
 
 @click.command(
     epilog="""\b
@@ -22,7 +24,12 @@ Example:
 """
 )
 @directory_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write, such as report.html.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page to write, such as report.html; - for the standard output.",
+)
 @click.option("--entry", help="The entry point to report on; the training step, or the profiled one, by default.")
 @click.option("--target", help="Which of the artifact's targets; the first by default.")
 @click.option("--profile", type=click.Path(path_type=Path), help="A profile that 'irongrad profile' wrote, for times.")
@@ -36,16 +43,21 @@ def command(
     """
     if output is None and not as_json:
         raise UserError("give the page to write, such as -o report.html, or --json")
-    if output is not None:
+    piped = output == _STDOUT
+    if piped and as_json:
+        raise UserError("-o - and --json would both write to the standard output")
+    if output is not None and not piped:
         refuse_unwritable(output, "-o")
         if directory.resolve() in output.resolve().parents:
             raise UserError(f"{output} would be a file of the artifact. Write the page somewhere else")
     report = report_on(directory, entry, target, profile)
-    if output is not None:
+    if piped:
+        click.echo(_page(report), nl=False)
+    elif output is not None:
         atomic_write(output, _page(report))
     if as_json:
         print_json(asdict(report))
-    elif output is not None:
+    elif output is not None and not piped:
         size = readable(output.stat().st_size)
         console.print(f"{output}: {size}, opens in any browser", highlight=False, soft_wrap=True)
 

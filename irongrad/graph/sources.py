@@ -26,15 +26,18 @@ _PHASES: Mapping[str, str] = {
 }
 _JOINT = "joint"
 
+# The key in `Node.meta` of the phase of a node in a function that consists of several.
+_PHASE = "irongrad_phase"
+
 MODEL = "(model)"
 
 _LINE = re.compile(r"(.+?):(\d+)(?:: (.*))?", re.DOTALL)
 
 
-def source_of(function: str, node: Node) -> Source:
-    """Where `node` of the function `function` of a step graph comes from."""
+def source_of(function: str, node: Node, prefix: str = "") -> Source:
+    """Where `node` of the function `function` of a step graph comes from; `prefix` is the step graph's."""
     place, _ = place_of(node)
-    return Source(function, phase_of(function, node), _operator(node), module_of(node), place)
+    return Source(prefix + function, phase_of(function, node), _operator(node), module_of(node), place)
 
 
 def place_of(node: Node) -> tuple[str, str]:
@@ -48,11 +51,18 @@ def place_of(node: Node) -> tuple[str, str]:
 
 def phase_of(function: str, node: Node) -> str:
     """The phase of a step in which `node` runs, as in `Source.phase`."""
+    if (kept := node.meta.get(_PHASE)) is not None:
+        return str(kept)
     base = base_name(function)
     kind = base.partition(".")[0]
     if kind == _JOINT:
         return "backward" if node.meta.get("autograd_backward") else "forward"
     return _PHASES.get(kind, base)
+
+
+def keep_phase(function: str, node: Node) -> None:
+    """Note the phase of a node of `function`, before the node moves to a function that consists of several."""
+    node.meta[_PHASE] = phase_of(function, node)
 
 
 def module_of(node: Node) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,13 +50,23 @@ _EXPENSIVE: frozenset[Any] = frozenset(
 )
 
 
-def flops(node: Node) -> int:
-    """Floating point operations of a contraction or convolution by PyTorch's own formulas; 0 for other nodes."""
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
+def has_flops(node: Node) -> bool:
+    """Whether a node is a contraction or a convolution, of which PyTorch counts floating point operations."""
+    return getattr(node.target, "overloadpacket", None) in flop_registry
+
+
+def flops(node: Node, value_of: Callable[[Node], Any] = lambda node: node.meta["val"]) -> int:
+    """Floating point operations of a contraction or convolution by PyTorch's own formulas; 0 for other nodes.
+
+    Args:
+        node: the node.
+        value_of: the fake value of a node, whose sizes count.
+    """
+    if not has_flops(node):
         return 0
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    formula = flop_registry[node.target.overloadpacket]
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of)
+    return int(formula(*args, **kwargs, out_val=value_of(node)))
 
 
 def cost(node: Node) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -15,7 +15,6 @@ from irongrad.graph.sources import place_of, source_of
 from irongrad.graph.step_graph import StepGraph, base_name
 from irongrad.memory_model.kernel_roles import (
     bodies_of,
-    bytes_of,
     is_constant,
     is_control,
     is_item,
@@ -25,7 +24,7 @@ from irongrad.memory_model.kernel_roles import (
 )
 from irongrad.memory_model.liveness import Usage
 from irongrad.memory_model.loops_and_branches import iterations_of
-from irongrad.memory_model.node_costs import flops
+from irongrad.memory_model.node_costs import flops, has_flops
 from irongrad.passes import PassRecord
 from irongrad.passes.recompute import is_recomputed
 from irongrad.pipeline.assemble.interface import Interface, chain_of
@@ -42,11 +41,11 @@ class _Table:
     indices: dict[Source, int] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
 
-    def index(self, function: str, node: Node) -> int:
+    def index(self, function: str, node: Node, prefix: str) -> int:
         place, text = place_of(node)
         if text:
             self.lines[place] = text
-        return self.indices.setdefault(source_of(function, node), len(self.indices))
+        return self.indices.setdefault(source_of(function, node, prefix), len(self.indices))
 
 
 def step_record(
@@ -70,11 +69,11 @@ def step_record(
         operator
         for graph in captured.values()
         for name, function in graph.functions.items()
-        for operator in _operators(function.graph.graph, graph.prefix + name, table)
+        for operator in _operators(function.graph.graph, name, graph.prefix, table)
     ]
     backends = tuple(backends)
     timelines = [
-        _timeline(graph.prefix + name, used, table)
+        _timeline(name, graph.prefix, used, table)
         for graph in optimised.values()
         for name, used in usages_of(graph, backends).items()
     ]
@@ -119,7 +118,9 @@ def _for_example(function: str, graph: StepGraph) -> str:
     return graph.in_bucket(function, smallest(graph.buckets, sizes_in(graph.dynamic, graph.inputs)))
 
 
-def _operators(graph: Graph, function: str, table: _Table, inside: str = "", times: int = 1) -> Iterator[Operator]:
+def _operators(
+    graph: Graph, function: str, prefix: str, table: _Table, inside: str = "", times: int = 1
+) -> Iterator[Operator]:
     """The operators of a graph and of its bodies; `inside` begins the names of those in a body, run `times` times."""
     for node in graph.nodes:
         if node.op != "call_function" or is_view(node) or is_constant(node) or is_item(node):
@@ -127,41 +128,57 @@ def _operators(graph: Graph, function: str, table: _Table, inside: str = "", tim
         if is_control(node):
             for number, body in enumerate(bodies_of(node)):
                 name = f"{inside}{node.name}.{number}."
-                yield from _operators(body, function, table, name, times * iterations_of(node))
+                yield from _operators(body, function, prefix, table, name, times * iterations_of(node))
             continue
         operands = list(dict.fromkeys(source(n) for n in node.all_input_nodes))
-        known = not any(has_symbols(v) for n in (node, *operands) for v in _tensors(n))
+        results = _tensors(_at_example(node))
+        known = not any(has_symbols(v) for n in (node, *node.all_input_nodes) for v in _tensors(_at_example(n)))
         yield Operator(
             name=inside + node.name,
-            source=table.index(function, node),
-            dtype=_dtype(node),
-            shape=tuple(shape_of(node)) if known else (),
-            flops=flops(node) if known else 0,
-            elements=sum(math.prod(v.shape) for v in _tensors(node)) if known else 0,
-            read=sum(bytes_of(n) for n in operands) if known else 0,
-            written=bytes_of(node) if known else 0,
+            source=table.index(function, node, prefix),
+            dtype=next((numpy_name(v.dtype) for v in results), ""),
+            shape=tuple(results[0].shape) if known and results else (),
+            flops=flops(node, _at_example) if known else None if has_flops(node) else 0,
+            elements=sum(v.numel() for v in results) if known else 0,
+            read=sum(_bytes(_at_example(n)) for n in operands) if known else 0,
+            written=_bytes(_at_example(node)) if known else 0,
             times=times,
             inputs=tuple(inside + n.name for n in operands if n.op == "call_function"),
         )
 
 
-def _tensors(node: Node) -> list[torch.Tensor]:
-    return [v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+def _at_example(node: Node) -> Any:
+    """The fake value of a node, with the sizes of the example; sizes that depend on data remain symbols."""
+    return torch.utils._pytree.tree_map(_sized, node.meta.get("val"))
 
 
-def _dtype(node: Node) -> str:
-    return next((numpy_name(v.dtype) for v in _tensors(node)), "")
+def _sized(value: object) -> object:
+    if isinstance(value, torch.SymInt):
+        return value if value.node.hint is None else value.node.hint
+    if not isinstance(value, torch.Tensor) or not has_symbols(value):
+        return value
+    shape = [_sized(size) for size in value.shape]
+    known = all(isinstance(size, int) for size in shape)
+    return torch.empty(shape, dtype=value.dtype, device="meta") if known else value
 
 
-def _timeline(function: str, used: Usage, table: _Table) -> Timeline:
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [v for v in torch.utils._pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+
+
+def _bytes(value: object) -> int:
+    return sum(v.numel() * v.element_size() for v in _tensors(value))
+
+
+def _timeline(function: str, prefix: str, used: Usage, table: _Table) -> Timeline:
     return Timeline(
-        function,
+        prefix + function,
         tuple(tuple(n.name for n in computed) for computed in used.computed),
         tuple(
             Buffer(
                 item.node.name,
-                table.index(function, item.node),
-                _dtype(item.node),
+                table.index(function, item.node, prefix),
+                next((numpy_name(v.dtype) for v in _tensors(item.node.meta["val"])), ""),
                 tuple(shape_of(item.node)),
                 item.bytes,
                 item.start,

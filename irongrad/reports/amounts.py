@@ -6,14 +6,14 @@ _PREFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def amount(count: int | None) -> str:
-    """A count with a prefix of the SI, ready for a unit: `1.20 G`."""
+def amount(count: int | None, unit: str = "") -> str:
+    """A count of a unit with a prefix of the SI: `1.20 GFLOP`."""
     if count is None:
-        return "unknown "
+        return "unknown"
     for factor, prefix in _PREFIXES:
         if count >= factor:
-            return f"{count / factor:.2f} {prefix}"
-    return f"{count} "
+            return f"{count / factor:.2f} {prefix}{unit}"
+    return f"{count} {unit}".rstrip()
 
 
 def unit_of(count: int) -> tuple[int, str]:

@@ -123,7 +123,7 @@ def _modules(model: Module) -> go.Figure:
             parents=[_parent(module, model) for module in rows],
             values=[module.compiled.nbytes for module in rows],
             text=[nbytes(module.compiled.nbytes) for module in rows],
-            customdata=[[amount(module.compiled.flops), module.compiled.count] for module in rows],
+            customdata=[[amount(module.compiled.flops, "OP"), module.compiled.count] for module in rows],
             marker={
                 "colors": [math.log10(1 + (module.compiled.intensity or 0)) for module in rows],
                 "colorscale": [[0, _FEW], [1, _MANY]],
@@ -134,7 +134,7 @@ def _modules(model: Module) -> go.Figure:
             sort=False,
             tiling={"orientation": "h"},
             texttemplate="%{label}<br>%{percentRoot:.0%}",
-            hovertemplate="%{id}<br>%{text}, %{customdata[0]}OP, %{customdata[1]} launches<extra></extra>",
+            hovertemplate="%{id}<br>%{text}, %{customdata[0]}, %{customdata[1]} launches<extra></extra>",
         )
     )
     return figure.update_layout(height=420, margin={"l": 0, "r": 0, "t": 8, "b": 8})
@@ -235,7 +235,7 @@ def _add_kernels(figure: go.Figure, groups: list[FusionGroup], machine: Machine,
         name=name,
         marker={"size": sizes, "color": colour, "opacity": 0.75},
         customdata=[list(_about(group)) for group in groups],
-        hovertemplate="%{customdata[0]}<br>%{customdata[1]}OP, %{customdata[2]}, %{customdata[3]} launches<br>"
+        hovertemplate="%{customdata[0]}<br>%{customdata[1]}, %{customdata[2]}, %{customdata[3]} launches<br>"
         "%{x:.3g} operations a byte, %{y:.3s}OP/s<extra></extra>",
     )
 
@@ -247,7 +247,12 @@ def _speed(group: FusionGroup, machine: Machine) -> float:
 
 
 def _about(group: FusionGroup) -> Iterator[str]:
-    yield from (_text(group.work.name), amount(group.work.flops), nbytes(group.work.nbytes), f"{group.work.count:,}")
+    yield from (
+        _text(group.work.name),
+        amount(group.work.flops, "OP"),
+        nbytes(group.work.nbytes),
+        f"{group.work.count:,}",
+    )
 
 
 def _times(profile: Profile) -> go.Figure:

@@ -49,7 +49,7 @@ def _attributes(operator: Operator, source: Source, analysis: Analysis) -> Itera
     yield "result", f"{operator.dtype}{list(operator.shape)}"
     if source.line:
         yield "line", f"{source.line}: {analysis.lines.get(source.line, '')}"
-    yield "FLOP", f"{operator.flops:,}"
+    yield "FLOP", "unknown" if operator.flops is None else f"{operator.flops:,}"
     yield "bytes read", f"{operator.read:,}"
     yield "bytes written", f"{operator.written:,}"
     if operator.times > 1:

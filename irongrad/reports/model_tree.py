@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from irongrad.analysis.records import Analysis, Source, TargetRecord
-from irongrad.analysis.totals import Work, executed, kernel_name, operators_of, source_of_launch
+from irongrad.analysis.totals import Work, executed, kernel_name, operators_of, source_of_launch, work_of
 from irongrad.reports.profile import Profile
 
 MODEL, LOSS, OUTSIDE, UNKNOWN = "model", "loss", "outside of modules", "unknown origin"
@@ -127,7 +127,7 @@ def model_tree(analysis: Analysis, record: TargetRecord, entry: str, profile: Pr
     """
     root = _Branch()
     for operator, source, times in operators_of(analysis, entry):
-        work = Work(source.operator, times, times * operator.flops, times * operator.read, times * operator.written)
+        work = work_of(operator, times, source.operator)
         key = (source.phase, source.operator, operator.dtype, operator.shape)
         _add(root.at(path_of(source)).operators.setdefault(source.line, {}), key, work)
     for one in executed(record, entry):

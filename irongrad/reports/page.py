@@ -13,8 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from irongrad.analysis.other_work import said
 from irongrad.reports.amounts import amount, nbytes
 from irongrad.reports.figures import COLOURS, figures, templates
+from irongrad.reports.placed import targets_of
 from irongrad.reports.report import Report
 from irongrad.runtime.refusals import interval_of
 from irongrad.runtime.tensor_sizes import size_of
@@ -32,7 +34,8 @@ def page(report: Report) -> bytes:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "amount": lambda count: amount(count).strip(),
+        "amount": amount,
+        "busy": said,
         "bytes": nbytes,
         "milliseconds": lambda seconds: f"{1e3 * seconds:,.3f}",
         "share": _share,
@@ -40,9 +43,12 @@ def page(report: Report) -> bytes:
         "short": _short,
         "sizes": _sizes,
     }
+    own = [t for t in report.manifest.targets if t.name in targets_of(report.manifest, report.target)]
     script, plotly = _own("page.js"), get_plotlyjs()
     text = environment.get_template("report.html.jinja").render(
         r=report,
+        own=own,
+        code=sum(report.manifest.files[target.file].size for target in own),
         style=Markup(_own("page.css")),
         script=Markup(script),
         plotly=base64.b64encode(gzip.compress(plotly.encode(), mtime=0)).decode(),

@@ -11,6 +11,7 @@ import msgspec
 from irongrad.analysis.machine import Machine, measured_machine, threads
 from irongrad.cache import default_store
 from irongrad.cache.machine import host, sha256
+from irongrad.reports.placed import targets_of
 from irongrad.runtime.manifest import Manifest
 
 _KIND, _FILE = "machine", "machine.json"
@@ -45,7 +46,8 @@ def known_machine() -> Machine | None:
 
 def is_of_cpu(manifest: Manifest, target: str) -> bool:
     """Whether a target's code is for a CPU, whose peaks `machine` measures."""
-    return any(t.name == target and t.architecture for t in manifest.targets)
+    own = [t for t in manifest.targets if t.name in targets_of(manifest, target)]
+    return bool(own) and all(t.architecture for t in own)
 
 
 def _key() -> str:

@@ -94,6 +94,7 @@ class Profile:
         gap_seconds: the median time from the first launch of a step to the end of its last, in which no kernel runs.
         kernels: the kernels, the one with the most time first.
         spans: the launches of one step, in order: the step whose time is the median.
+        others: the share of all CPUs that other processes took meanwhile, from 0 to 1; None if unknown.
     """
 
     format_version: int
@@ -110,6 +111,7 @@ class Profile:
     gap_seconds: float
     kernels: tuple[KernelTime, ...]
     spans: tuple[Span, ...]
+    others: float | None = None
 
     @property
     def overhead(self) -> float:

@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from irongrad.analysis.kernel_names import recorded_name
 from irongrad.analysis.machine import cpu_name, threads
+from irongrad.analysis.other_work import OtherWork
 from irongrad.analysis.records import Analysis, Launch, Source, TargetRecord
 from irongrad.analysis.totals import executed, kernel_name, source_of_launch
 from irongrad.reports.profile import FORMAT_VERSION, KernelTime, Profile, Span
@@ -86,6 +88,7 @@ def profile(run: Run, analysis: Analysis) -> Profile:
         UserError: one of IREE's tools is missing, or the device's driver cannot be profiled.
     """
     record = analysis.targets[run.target.name]
+    others = OtherWork()
     with tempfile.TemporaryDirectory() as folder:
         command = _command(run, Path(folder))
         each = max(1, run.steps // _REPETITIONS)
@@ -94,6 +97,7 @@ def profile(run: Run, analysis: Analysis) -> Profile:
         mode = _OF_HOST if run.device.startswith("local") else _OF_DEVICE
         recorded = (f"--device_profiling_mode={mode}", f"--device_profiling_output={bundle}", _FLUSH)
         _run([*command, f"--benchmark_min_time={run.steps + 1}x", *recorded])
+        share = others.share()
         events = _events(bundle)
     steps = _by_step(events, run)
     middle = _median_step(steps)
@@ -112,6 +116,7 @@ def profile(run: Run, analysis: Analysis) -> Profile:
         statistics.median(_length(step) - _active(step) for step in steps),
         tuple(_kernel_times(steps, record, run.entry.symbol)),
         tuple(_spans(middle, record, run.entry.symbol)),
+        share,
     )
 
 
@@ -183,10 +188,10 @@ def _events(bundle: Path) -> list[_Event]:
 
 def _event(row: Mapping[str, Any]) -> _Event | None:
     if row["record_type"] == "host_execution_event" and row["op"] == "dispatch":
-        return _Event(row["key"], 1e-9 * row["start_host_time_ns"], 1e-9 * row["end_host_time_ns"])
+        return _Event(recorded_name(row["key"]), 1e-9 * row["start_host_time_ns"], 1e-9 * row["end_host_time_ns"])
     if row["record_type"] == "dispatch_event" and row["valid"] and row["derived_time_available"]:
         start = 1e-9 * row["start_driver_host_cpu_time_ns"]
-        return _Event(row["key"], start, start + 1e-9 * row["duration_ns"])
+        return _Event(recorded_name(row["key"]), start, start + 1e-9 * row["duration_ns"])
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
 from irongrad.analysis.records import Judged, PassChange
 from irongrad.analysis.totals import Work
@@ -13,6 +12,7 @@ from irongrad.reports.fusion_groups import FusionGroup, fusion_groups
 from irongrad.reports.memory_over_time import MemoryOverTime, memory_over_time
 from irongrad.reports.model_tree import Module, model_tree
 from irongrad.reports.peaks import is_of_cpu, machine
+from irongrad.reports.placed import read_record
 from irongrad.reports.profile import Profile, read_profile
 from irongrad.reports.summary import entries_of, summary_of
 from irongrad.runtime.errors import UserError
@@ -77,7 +77,7 @@ def report_on(
             or of another artifact, entry point or target.
     """
     manifest = read_manifest(directory)
-    analysis = read_analysis(directory, manifest)
+    analysis = read_record(directory, manifest)
     times = None if profile is None else read_profile(profile, manifest, analysis)
     chosen = target or (times.target if times else next(iter(analysis.targets)))
     entries = entries_of(analysis, chosen)

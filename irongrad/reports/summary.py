@@ -85,12 +85,13 @@ def summary_of(analysis: Analysis, target: str, entry: str) -> Summary:
 
 
 def entries_of(analysis: Analysis, target: str) -> list[str]:
-    """The entry points that compute something: those with recorded operators first."""
+    """The entry points that launch kernels: those with recorded operators first."""
     record = _record(analysis, target)
     called = {name for names in record.calls.values() for name in names}
     launching = dict.fromkeys((*record.calls, *(launch.function for launch in record.launches)))
     rest = (name for name in launching if name not in called and name not in analysis.chains)
-    return [*(name for name in analysis.chains if name in launching), *rest]
+    found = [*(name for name in analysis.chains if name in launching), *rest]
+    return [name for name in found if any(e.launch.kernel is not None for e in executed(record, name))]
 
 
 def _record(analysis: Analysis, target: str) -> TargetRecord:

@@ -16,11 +16,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import irongrad as ig
 from irongrad.analysis.file import encoded, read_analysis
-from irongrad.analysis.records import Analysis, Source
-from irongrad.analysis.totals import executed, operator_work, operators_of, source_of_launch, total, with_parents
+from irongrad.analysis.records import Analysis, Operator, Source
+from irongrad.analysis.totals import (
+    Work,
+    executed,
+    operator_work,
+    operators_of,
+    source_of_launch,
+    total,
+    with_parents,
+    work_of,
+)
 from irongrad.cli import analyze
 from irongrad.cli.common import console
 from irongrad.pipeline.rebuild import rebuild
+from irongrad.reports.placed import ALL_PARTS
+from irongrad.reports.report import report_on
 from irongrad.reports.summary import summary_of
 from irongrad.runtime.errors import ArtifactError, IronGradError
 from irongrad.runtime.manifest import ANALYSIS
@@ -185,6 +196,67 @@ def test_the_examples_own_bucket_is_counted(tmp_path: Path) -> None:
     assert flops[0][1] is not None
     assert flops[1][1] is not None
     assert flops[0][1] < 1.5 * flops[1][1]
+
+
+def test_further_buckets_add_no_launches(tmp_path: Path) -> None:
+    """Copies and packings of other buckets name no operator, but run in their branches."""
+    step = make_step()
+    sized, batch = {"x": {0: "B"}, "y": {0: "B"}}, len(step.inputs["x"])
+    counts = []
+    for buckets in ([batch, 2 * batch], [batch, 2 * batch, 4 * batch, 8 * batch]):
+        sizes = replace(step, dynamic=sized, buckets={"B": buckets})
+        found = ig.compile(sizes, tmp_path / str(len(buckets)), entry_points=["train_step"])
+        counts.append(summary_of(read_analysis(found.directory, found.manifest), "llvm-cpu", "train_step"))
+    assert counts[0].compiled.count == counts[1].compiled.count
+
+
+def test_a_step_of_any_size_is_counted_at_the_examples_sizes(tmp_path: Path) -> None:
+    step = replace(make_step(), dynamic={"x": {0: "B"}, "y": {0: "B"}})
+    found = ig.compile(step, tmp_path / "net", entry_points=["train_step"])
+    record = read_analysis(found.directory, found.manifest)
+    work = total(operator_work(record, "train_step", lambda source: source.phase), "step")
+    assert work.flops == eager_flops(make_step())
+    assert work.nbytes > sum(tensor.nbytes for tensor in step.inputs.values())
+    assert "unknown of any kind" in (text := run(found.directory))
+    assert "kernels of any size count no operations" in text
+
+
+def test_sizes_that_depend_on_data_have_unknown_work() -> None:
+    assert Work("", 1, None, 1, 1) + Work("", 1, 5, 1, 1) == Work("", 2, None, 2, 2)
+    operator = Operator("mm", 0, "float32", (), None, 0, 0, 0, 1, ())
+    assert work_of(operator, 3, "mm") == Work("mm", 3, None, 0, 0)
+
+
+def test_the_phases_of_one_of_several_steps_are_those_of_a_step(tmp_path: Path) -> None:
+    first = make_step()
+    second = replace(first, loss=lambda y, t: 2 * nn.functional.cross_entropy(y, t))
+    found = ig.compile(ig.Steps({"a": first, "b": second}), tmp_path / "net")
+    record = read_analysis(found.directory, found.manifest)
+    entry = next(e.symbol for e in found.manifest.all_entry_points if e.name == "train_step")
+    target = record.targets["llvm-cpu"]
+    captured = {source.phase for _, source, _ in operators_of(record, entry)}
+    launched = {s.phase for e in executed(target, entry) if (s := source_of_launch(target, e.launch))}
+    assert captured == {"forward", "backward", "update"}
+    assert {"forward", "backward"} <= launched <= {"forward", "backward", "update", "check", ""}
+
+
+def test_the_parts_of_a_placed_step_count_together(tmp_path: Path) -> None:
+    step = make_step()
+    found = ig.compile(step, tmp_path / "net", place={"stem": "llvm-cpu", "rest+head": "llvm-cpu"})
+    summary = json.loads(run(found.directory, "--json"))
+    assert summary["target"] == ALL_PARTS
+    assert summary["captured"]["flops"] == eager_flops(make_step())
+    assert summary["captured"]["flops"] <= summary["compiled"]["flops"]
+    assert {row["name"] for row in summary["phases"]} == {"forward", "backward", "update"}
+    modules = {row["name"] for row in summary["kernel_modules"]}
+    assert {"stem", "head", f"rest.{HOSTILE}"} <= modules
+    parts = {row["name"].partition("/")[0] for row in summary["kernels"]} - {"copy"}
+    assert parts == {target.name for target in found.manifest.targets}
+    of_one = json.loads(run(found.directory, "--json", "--target", found.manifest.targets[0].name))
+    assert of_one["compiled"]["count"] < summary["compiled"]["count"]
+    report = report_on(found.directory)
+    assert report.compiled.count == summary["compiled"]["count"]
+    assert {judged.key for judged in report.judged} >= {"loss"} or report.judged
 
 
 def test_a_compiled_function_is_recorded(tmp_path: Path) -> None:

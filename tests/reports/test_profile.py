@@ -64,7 +64,7 @@ def test_a_step_launches_the_kernels_of_the_record(artifact: Path, device: str) 
     for each in executed(record, "train_step"):
         if each.launch.kernel is not None:
             expected[kernel_name(record, each.launch)] += each.times
-    launched = {k["name"]: k["launches"] for k in found["kernels"] if not k["name"].startswith("_encoding")}
+    launched = {k["name"]: k["launches"] for k in found["kernels"]}
     assert launched == expected
     assert found["steps"] == 3
     assert found["seconds"] > 0
@@ -138,6 +138,9 @@ def test_data_is_taken_from_a_file_and_refused_if_it_does_not_fit(artifact: Path
     [
         (("--entry", "nothing"), "there is no entry point 'nothing'"),
         (("--entry", "train_steps"), "profile train_step"),
+        (("--entry", "apply_step"), "needs gradients: profile train_step"),
+        (("--entry", "export_state"), "no kernels run in the entry point 'export_state'"),
+        (("--entry", "import_state"), "no example of what import_state takes; give --data"),
         (("--device", "nonsense"), "nonsense"),
         (("--set", "speed=1"), "speed"),
     ],

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from torch import nn
 
+import irongrad as ig
 from irongrad.cli import compile as compile_verb
 from irongrad.cli import profile as profile_verb
 from irongrad.cli import report as report_verb
@@ -355,6 +358,28 @@ def test_another_entry_point(artifact: Path, tmp_path: Path) -> None:
     assert "one call of <code>predict</code>" in (tmp_path / "predict.html").read_text()
 
 
+def test_a_page_goes_to_the_standard_output(folder: Path, artifact: Path) -> None:
+    assert run(report_verb.command, artifact, "-o", "-") == (folder / "report.html").read_text()
+
+
+def test_the_page_of_a_placed_step_is_about_all_parts(browser: Browser, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 5))
+    inputs = {"x": torch.randn(4, 8), "y": torch.randint(0, 5, (4,))}
+    step = ig.TrainStep(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters()), inputs)
+    parts = {"0": "llvm-cpu", "2": "llvm-cpu"}
+    ig.compile(step, tmp_path / "net", place=parts, entry_points=["train_step"])
+    run(report_verb.command, tmp_path / "net", "-o", tmp_path / "net.html")
+    found = json.loads(run(report_verb.command, tmp_path / "net", "--json"))
+    opened = Opened(browser, tmp_path / "net.html")
+    launches = f"{found['compiled']['count']:,}"
+    assert launches in opened.page.locator(".cards").first.inner_text()
+    assert "one call of train_step on all parts" in opened.page.locator(".about").inner_text()
+    opened.context.close()
+    assert opened.problems == []
+    assert {work["name"] for work in found["phases"]} == {"forward", "backward", "update"}
+
+
 def test_a_profile_gives_times(browser: Browser, folder: Path, artifact: Path, profile: Path) -> None:
     page_file = folder / "timed.html"
     run(report_verb.command, artifact, "--profile", profile, "-o", page_file)
@@ -430,6 +455,7 @@ def test_a_bad_artifact_is_one_clear_line_and_leaves_the_old_page(artifact: Path
 def test_bad_arguments_are_one_clear_line(artifact: Path, tmp_path: Path) -> None:
     cases: list[tuple[tuple[object, ...], str]] = [
         ((), "give the page to write"),
+        (("-o", "-", "--json"), "would both write to the standard output"),
         (("-o", tmp_path), "cannot be written: Is a directory"),
         (("-o", artifact / "manifest.json"), "would be a file of the artifact"),
         (("-o", tmp_path / "r.html", "--entry", "nothing"), "launches no kernels; those that do are train_step"),

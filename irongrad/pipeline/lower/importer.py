@@ -51,8 +51,7 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     for name, function in graph.functions.items():
         try:
             whole = joined_and_split(function.graph) if function.of_any_size else function.graph
-            own = graph.prefix + name
-            imported = importer.import_function(whole.graph, own, f"graph.{own}")
+            imported = importer.import_function(whole.graph, name, graph.prefix)
             # Equal symbols mean equal sizes, and no symbolic size broadcasts, so the compiled code need not check that.
             imported.attributes[_STRICT] = ir.UnitAttr.get(context=context)
         except UserError:

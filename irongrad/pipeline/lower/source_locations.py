@@ -26,21 +26,21 @@ class PortableImporter(FxImporter):
         super().__init__(**options)
         self._cc = self._locating = _Cache(self._c, py_attr_tracker=self._py_attr_tracker)
 
-    def import_function(self, graph: Graph, function: str, symbol: str) -> Any:
-        """Import `graph`, the function `function` of a step graph, as the function `symbol` of the module."""
-        self._locating.function = function
-        return self.import_stateless_graph(graph, func_name=symbol)
+    def import_function(self, graph: Graph, function: str, prefix: str) -> Any:
+        """Import `graph`, the function `function` of a step graph whose functions have the prefix `prefix`."""
+        self._locating.function, self._locating.prefix = function, prefix
+        return self.import_stateless_graph(graph, func_name=f"graph.{prefix}{function}")
 
 
 class _Cache(ContextCache):
     def __init__(self, context: Context, **options: object) -> None:
         super().__init__(context, **options)
-        self.function = ""
+        self.function = self.prefix = ""
         self._locations: dict[str, Location | None] = {}  # by stack trace, which all nodes of one source line share
 
     def get_node_location(self, node: Node) -> Location:
         """The location of the user's line, as a call site in the lines of its callers, under the node's source."""
-        name = source_of(self.function, node).spelled()
+        name = source_of(self.function, node, self.prefix).spelled()
         return Location.name(name, childLoc=self._line_of(node), context=self._c)
 
     def _line_of(self, node: Node) -> Location | None:

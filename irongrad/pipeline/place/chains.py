@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from irongrad.graph.sources import keep_phase
 from irongrad.graph.step_graph import Function, StepGraph, Value
 
 
 def chained(chain: Sequence[str], graph: StepGraph) -> Function:
     """The function that calls those of `chain` in turn, each on the results of those before; gradients stay inside."""
-    functions = [graph.functions[name] for name in chain]
+    functions = {name: graph.functions[name] for name in chain}
     root, whole = nn.Module(), Graph()
-    values = _arguments(functions, whole)
+    values = _arguments(list(functions.values()), whole)
     arguments, results = tuple(values), dict[Value, Node]()
-    for number, function in enumerate(functions):
-        made = _copied(function, values, whole, root, f"body{number}_")
+    for number, (name, function) in enumerate(functions.items()):
+        made = _copied(name, function, values, whole, root, f"body{number}_")
         values |= made
         results |= {result: node for result, node in made.items() if result.kind != "gradient"}
     whole.output([*results.values()])
@@ -38,9 +39,9 @@ def _arguments(functions: Sequence[Function], graph: Graph) -> dict[Value, Node]
 
 
 def _copied(
-    function: Function, values: dict[Value, Node], graph: Graph, root: nn.Module, prefix: str
+    name: str, function: Function, values: dict[Value, Node], graph: Graph, root: nn.Module, prefix: str
 ) -> dict[Value, Node]:
-    """Copy the nodes of `function` behind those of `graph`, and its bodies into `root`; return its results."""
+    """Copy the nodes of the function `name` behind those of `graph`, and its bodies into `root`; return its results."""
     nodes = function.graph.graph
     new = dict(zip(nodes.find_nodes(op="placeholder"), (values[a] for a in function.arguments), strict=True))
     for node in nodes.nodes:
@@ -51,4 +52,5 @@ def _copied(
             new[node].meta = dict(node.meta)
         elif node.op == "call_function":
             new[node] = graph.node_copy(node, new.__getitem__)
+            keep_phase(name, new[node])
     return {result: new[node] for result, node in zip(function.results, nodes.output_node().args[0], strict=True)}

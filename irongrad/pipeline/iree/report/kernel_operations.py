@@ -9,7 +9,8 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.mlir.walk import BOUNDS, KERNELS, OPERATIONS, around, constant_of, found_in, inside, name_of
+from irongrad.analysis.kernel_names import packing_name
+from irongrad.mlir.walk import BOUNDS, KERNELS, OPERATIONS, PACKING, around, constant_of, found_in, inside, name_of
 
 # Executables that IREE generates, and those with code of our own.
 EXECUTABLES = frozenset({"flow.executable", "stream.executable"})
@@ -55,6 +56,18 @@ def executable_name(dispatch: Any) -> str:
     """The executable that a dispatch launches, the first one of several alternatives: `[@executable::@entry]`."""
     (first, *_) = ir.ArrayAttr(dispatch.attributes["entry_points"])
     return str(ir.SymbolRefAttr(first).value[0])
+
+
+def kernel_of(operation: Any) -> str | None:
+    """The kernel that an operation launches: the executable of a dispatch, or what a packing does; else None."""
+    if operation.name == PACKING:
+        return packing_name(_shape(operation.operands[0].type), _shape(operation.results[0].type))
+    return executable_name(operation) if operation.name == "flow.dispatch" else None
+
+
+def _shape(kind: ir.RankedTensorType) -> str:
+    sizes = ("D" if kind.is_dynamic_dim(axis) else str(kind.get_dim_size(axis)) for axis in range(kind.rank))
+    return "x".join((*sizes, str(kind.element_type)))
 
 
 def operations_inside(executable: Any) -> int | None:
