@@ -30,8 +30,11 @@ def turns_left(contraction: Node) -> bool:
 
 
 def has_blocks_of_columns(contraction: Node) -> bool:
-    """Whether a contraction copies its right operand into blocks of columns."""
-    return _is_transposed(contraction.args[-1]) or not is_near(_sizes(contraction), "kc")
+    """Whether a contraction copies its right operand, into blocks of columns or transposed."""
+    sizes, width, transposed = _sizes(contraction), AVX512[0].width, _is_transposed(contraction.args[-1])
+    if sizes["c"] % width:  # no whole blocks; the kernel itself transposes a matrix of whole vectors
+        return transposed and bool(sizes["k"] % width or sizes["b"] > 1)
+    return transposed or not is_near(sizes, "kc")
 
 
 def _sizes(contraction: Node) -> dict[str, int]:

@@ -68,6 +68,9 @@ _NEAR = 1 << 19
 # products are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
 _LEAST = 1 << 20
 
+# The most columns of all tiles, for each column of the result.
+_WASTED = 1.125
+
 # The fewest summands of a product that is not bound by writing its result. IREE fuses products below it with readers.
 _FEWEST = 4
 
@@ -85,9 +88,14 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
     if math.prod(sizes.values()) < _LEAST:
         return None
     rows, columns, summands = sizes["r"], sizes["c"], sizes["k"]
-    whole = [t for t in tiles if columns % t.columns == 0 and rows >= t.rows]
-    whole = [t for t in whole if summands % t.summands == 0 and summands >= t.fewest]
-    return min(whole, key=lambda t: -(-rows // t.rows) * (columns // t.columns) * t.instructions, default=None)
+    fit = [t for t in tiles if rows >= t.rows and summands % t.summands == 0 and summands >= t.fewest]
+    whole = [t for t in fit if columns % t.columns == 0] or [t for t in fit if _nearly_covers(t, columns)]
+    return min(whole, key=lambda t: -(-rows // t.rows) * -(-columns // t.columns) * t.instructions, default=None)
+
+
+def _nearly_covers(tile: Tile, columns: int) -> bool:
+    """Whether tiles of float32 cover so many columns with little waste, if the last tile overlaps the one before."""
+    return tile.summands == 1 and tile.columns <= columns >= -(-columns // tile.columns) * tile.columns / _WASTED
 
 
 def is_near(sizes: Mapping[str, int], letters: str) -> bool:

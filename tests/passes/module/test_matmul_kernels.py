@@ -211,6 +211,12 @@ PARTIAL = (
     ("a batch of transposed left operands", {"r": 144, "c": 64, "k": 77}),
     ("matrices", {"r": 14, "c": 32, "k": 9001}),  # more summands than fit a cache
     ("a transposed left operand", {"r": 80, "c": 64, "k": 4098}),
+    ("matrices", {"r": 61, "c": 1001}),
+    ("a transposed right operand", {"c": 1000}),
+    ("a transposed right operand", {"r": 61, "c": 1001, "k": 640}),
+    ("a transposed right operand", {"c": 1001, "k": 131}),
+    ("a batch of transposed right operands", {"c": 257, "k": 64}),
+    ("a batch", {"c": 257}),
 )
 
 

@@ -31,7 +31,7 @@ from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, s
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding
-from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
+from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, Packing, packed_weight
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
@@ -272,7 +272,9 @@ def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any]
     packed = _packed(product, tile)
     left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
     blocks = product.has_blocks_of_columns and packed is None and not product.multiplies_halves
-    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(_in_rows(product), "c", product)
+    blocks = blocks and sizes["c"] % tile.width == 0
+    in_rows = product.right if packed else _in_rows(product)
+    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(in_rows, "c", product)
     tensors = [right] if packed is None else packed.operands
     added = _added_row(operation.results[0])
     row = [] if added is None else [added.row]
@@ -290,12 +292,17 @@ def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any]
 
 
 def _packed(product: _Product, tile: Tile) -> PackedWeight | None:
-    """The right operand as it is stored, if the kernel can unpack it; else None.
+    """The right operand as it is stored, if the kernel can unpack it, or has to transpose it; else None.
 
-    Vectors along the weight's rows then lie in one group, and squares of them cover the reduction dimension.
+    Blocks of columns are of whole vectors, so the kernel transposes other float32 weights itself. Vectors along the
+    weight's rows then lie in one group, and squares of them cover the reduction dimension.
     """
     value, letters = product.right
-    packed = packed_weight(value) if letters in ("ck", "kc") and not product.multiplies_halves else None
+    if letters not in ("ck", "kc") or product.multiplies_halves:
+        return None
+    packed = packed_weight(value)
+    if packed is None and letters == "ck" and product.sizes["c"] % tile.width:
+        packed = PackedWeight(Packing("f32", *value.type.shape), (value,))
     if packed is None or packed.packing.group % tile.width or packed.packing.columns % tile.width:
         return None
     return packed
@@ -325,9 +332,9 @@ def _turned(product: _Product) -> Lettered:
 
 
 def _in_rows(product: _Product) -> Lettered:
-    """The right operand, copied if a kernel of bfloat16 cannot read it: neighbours are to be columns or summands."""
+    """The right operand, copied if a kernel cannot read it: neighbours are columns, or summands of bfloat16."""
     value, letters = product.right
-    if not product.multiplies_halves or not letters.endswith("b"):
+    if letters.endswith("c") or (product.multiplies_halves and letters.endswith("k")):
         return product.right
     order = "b" * ("b" in letters) + "kc"
     with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):

@@ -31,6 +31,7 @@ class Place:
         batch: the index of the matrices in the batch.
         strip: the index of the strip.
         row: the tile's first row.
+        panel: the index of the panel.
         column: the tile's first column.
         summand: the block's first index in the reduction dimension.
     """
@@ -38,5 +39,6 @@ class Place:
     batch: Any
     strip: Any
     row: Any
+    panel: Any
     column: Any
     summand: Any

@@ -26,8 +26,9 @@ LINE = 16
 # The most bytes of the right operand that one pass over all rows reads. They stay in the second-level cache.
 _PANEL = 1 << 19
 
-# The most bytes of the right operand that are unpacked at once. They stay in the first-level cache.
-_UNPACKED = 1 << 14
+# The most bytes of the right operand that are unpacked at once, and stay in the first-level cache. float32 that is only
+# transposed is in larger blocks: the results of a whole panel are read and written once for each block.
+_UNPACKED, _TURNED = 1 << 14, 1 << 16
 
 # The most bytes of the right operand that are copied into pairs at once, and of the sums that are kept meanwhile. Both
 # are on the stack of the thread.
@@ -115,7 +116,7 @@ class ProductKernel:
     """A kernel of a product, or of a batch of them. It adds in float32.
 
     Attributes:
-        sizes: the sizes of the product; its columns are a multiple of the tile's, and it has at least the tile's rows.
+        sizes: the sizes of the product; it has at least the tile's rows and columns.
         tile: the results that registers hold.
         left: the layout of the left operand.
         right: the layout of the right operand; columns within a block are contiguous.
@@ -141,8 +142,8 @@ class ProductKernel:
 
     @property
     def panels(self) -> int:
-        """The number of panels: columns of tiles."""
-        return self.sizes.columns // self.tile.columns
+        """The number of panels: columns of tiles; if columns do not divide evenly, the last one overlaps."""
+        return -(-self.sizes.columns // self.tile.columns)
 
     @property
     def strips(self) -> int:
@@ -160,7 +161,14 @@ class ProductKernel:
         summands, columns = self.sizes.summands, self.tile.columns
         if self.multiplies_halves:
             return _stretch(summands, _PAIRS // (2 * columns), AMX_SUMMANDS)
-        return _stretch(summands, (_UNPACKED if self.packing else _PANEL) // (4 * columns), LINE)
+        return _stretch(summands, self._right_bytes // (4 * columns), LINE)
+
+    @property
+    def _right_bytes(self) -> int:
+        """The most bytes of the right operand in one block of the reduction dimension."""
+        if self.packing is None:
+            return _PANEL
+        return _TURNED if self.packing.kind == "f32" else _UNPACKED
 
     @property
     def blocks(self) -> int:

@@ -62,9 +62,9 @@ class Unpacking:
         if self.kernel.right.outer.one == 1:
             with each(first, end, 1) as summand:
                 self._copy_row(column, first, summand)
-        else:
+        else:  # along few rows of the weight at a time, as a CPU prefetches few streams
             width = self.kernel.tile.width
-            with each(first, end, width) as summand, each(constant(0), constant(self.kernel.tile.columns), width) as c:
+            with each(constant(0), constant(self.kernel.tile.columns), width) as c, each(first, end, width) as summand:
                 self._turn_square(column, c, first, summand)
 
     def _copy_row(self, column: Any, first: Any, summand: Any) -> None:
@@ -90,6 +90,8 @@ class Unpacking:
         """The float32 values of neighbours in a row of the weight, all in one group."""
         packing, kind = self.packing, vector_of(self.kernel.tile)
         values = self._widened(row, column)
+        if not self.factors:
+            return values
         r, c = (ir.AffineExpr.get_dim(i) for i in range(2))
         group = number(r * packing.groups + ir.AffineExpr.get_floor_div(c, packing.group), row, column)
         for combine, factors in zip((arith.mulf, arith.addf), self.factors, strict=False):
@@ -104,6 +106,8 @@ class Unpacking:
         place = number(r * (packing.columns // of_one) + ir.AffineExpr.get_floor_div(c, of_one), row, column)
         kind = vector_of(self.kernel.tile)
         stored = vector.load(ir.VectorType.get([width // of_one], _element_of(packing)), self.numbers, [place])
+        if packing.kind == "f32":
+            return stored
         if packing.kind in HALVES:
             return arith.extf(kind, stored)
         whole = ir.VectorType.get([width], ir.IntegerType.get_signless(32))
@@ -117,7 +121,7 @@ class Unpacking:
 
 def _element_of(packing: Packing) -> ir.Type:
     """The type of the elements in which numbers are stored."""
-    floats = {"bf16": ir.BF16Type, "f16": ir.F16Type}
+    floats = {"bf16": ir.BF16Type, "f16": ir.F16Type, "f32": ir.F32Type}
     return floats[packing.kind].get() if packing.kind in floats else ir.IntegerType.get_signless(8)
 
 

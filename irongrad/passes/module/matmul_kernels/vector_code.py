@@ -87,7 +87,7 @@ def _write(kernel: ProductKernel, memory: Memory) -> None:
     pairs = PairCode.begin(kernel, memory) if kernel.multiplies_halves else None
 
     with each(*_share(across, panels, kernel.panels), 1) as panel:
-        column = number(d * tile.columns, panel)
+        column = least([d * tile.columns, fixed(sizes.columns - tile.columns)], panel)
         with each(constant(0), constant(sizes.summands), depth) as summand:
             if kernel.packing:
                 memory.right.write_block(column, summand)
@@ -95,7 +95,7 @@ def _write(kernel: ProductKernel, memory: Memory) -> None:
                 pairs.write_block(batch, column, summand)
             with each(*_share(down, strips, kernel.strips), 1) as strip:
                 row = least([d * tile.rows, fixed(sizes.rows - tile.rows)], strip)
-                place = Place(batch, strip, row, column, summand)
+                place = Place(batch, strip, row, panel, column, summand)
                 if pairs:
                     pairs.write_tile(place)
                 else:
@@ -130,7 +130,7 @@ def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
         of_row = range(i * tile.vectors, (i + 1) * tile.vectors)
         with _where_owned(kernel, place, i):
             for n in of_row:
-                vector.store(sums[n], memory.result, [places[n]])
+                _store(kernel, memory.result, sums[n], places[n], place, (n % tile.vectors) * tile.width)
 
 
 @contextmanager
@@ -145,6 +145,18 @@ def _where_owned(kernel: ProductKernel, place: Place, i: int) -> Iterator[None]:
     with ir.InsertionPoint(scf.IfOp(owned).then_block):
         yield
         scf.yield_([])
+
+
+def _store(kernel: ProductKernel, result: Any, sums: Any, at: Any, place: Place, beyond: int) -> None:
+    """Write code that stores a vector of results, without those that belong to the panel before."""
+    if kernel.sizes.columns % kernel.tile.columns == 0:
+        vector.store(sums, result, [at])
+        return
+    p, c = (ir.AffineExpr.get_dim(i) for i in range(2))
+    before = number(p * kernel.tile.columns - c - beyond, place.panel, place.column)
+    kind = ir.VectorType.get([kernel.tile.width], ir.IndexType.get())
+    owned = arith.cmpi(arith.CmpIPredicate.sge, vector.step(kind), vector.broadcast(kind, before))
+    vector.maskedstore(result, [at], owned, sums)
 
 
 def _beginning(kernel: ProductKernel, memory: Memory, place: Place) -> list[Any]:
