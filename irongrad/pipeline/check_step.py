@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from irongrad.diagnostics.refusals import Refusal, gathered, refusal_of, refuse
 from irongrad.diagnostics.source_lines import quiet_export
@@ -26,6 +27,7 @@ from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.capture.first_call import called_once
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.front import front
+from irongrad.pipeline.gc_pause import few_collections
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.uncaptured_operators import probed
 from irongrad.runtime.errors import IronGradError, UserError
@@ -82,14 +84,15 @@ def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
         step: the step.
         targets: the targets that it would be compiled for.
     """
-    try:
-        return Report(tuple(lowerings(_step_graph(step, targets))), ())
-    except IronGradError as error:
-        with unchanged(roots_of(step)):  # a refused forward leaves behind what it has set
-            graph, found = _refused(step, targets)
-        if not found and isinstance(error, UserError):
-            found = [refusal_of(error)]
-        return Report(tuple(lowerings(graph)) if graph is not None else (), tuple(_distinct(found)), error)
+    with few_collections(), _use_lazy_graph_module(True):  # as the driver, which says why
+        try:
+            return Report(tuple(lowerings(_step_graph(step, targets))), ())
+        except IronGradError as error:
+            with unchanged(roots_of(step)):  # a refused forward leaves behind what it has set
+                graph, found = _refused(step, targets)
+            if not found and isinstance(error, UserError):
+                found = [refusal_of(error)]
+            return Report(tuple(lowerings(graph)) if graph is not None else (), tuple(_distinct(found)), error)
 
 
 def _step_graph(step: TrainStep, targets: Sequence[Target]) -> StepGraph:

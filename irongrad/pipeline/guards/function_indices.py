@@ -17,7 +17,7 @@ from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
 from irongrad.pipeline.guards.index_uses import without_assertions
 from irongrad.pipeline.guards.range_checks import add_guards
-from irongrad.pipeline.guards.value_bounds import constant_bounds
+from irongrad.pipeline.guards.value_bounds import ConstantBounds
 from irongrad.pipeline.guards.written_memory import written
 
 
@@ -90,12 +90,12 @@ def _view(graph: GraphModule, inputs: Sequence[str], flat: FlatGraph) -> View:
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     tensors = {n: name for n, name in zip(placeholders, inputs, strict=True) if _is_tensor(n)}
     constants = {
-        n: constant_bounds(value)
+        n: value
         for n in graph.graph.nodes
         if n.op == "get_attr" and n not in opaque
         if isinstance(value := getattr(graph, str(n.target), None), torch.Tensor)
     }
-    return View(flat.nodes, tensors, constants, {}, flat.makers, opaque, carries)
+    return View(flat.nodes, tensors, ConstantBounds(constants), {}, flat.makers, opaque, carries)
 
 
 def _is_tensor(node: Node) -> bool:

@@ -77,7 +77,7 @@ class View:
     def bounds(self, known: Mapping[Node, Interval] | None = None) -> Bounds:
         """The bounds of the program's nodes, with those of further nodes known."""
         unknown = {node for node in self.opaque if node not in self.carries}
-        return Bounds({**self.known, **(known or {})}, self.origins, unknown, self.carries)
+        return Bounds(known or {}, self.origins, unknown, self.carries, self.known)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
 from irongrad.pipeline.guards.index_uses import Use, assertions_of, without_assertions
-from irongrad.pipeline.guards.value_bounds import constant_bounds
+from irongrad.pipeline.guards.value_bounds import ConstantBounds
 from irongrad.pipeline.guards.written_memory import written
 from irongrad.sizes.dimensions import Dynamic, Names, names_in_program
 
@@ -96,9 +96,9 @@ def _view(program: ExportedProgram, inputs: Sequence[str], flat: FlatGraph, know
     changed = written(flat)
     opaque = changed | flat.carried
     carries = {node: carry for node, carry in flat.carries.items() if node not in changed}
-    constants = {node: constant_bounds(value) for node, value in _constants(program) if node not in opaque}
+    constants = {node: value for node, value in _constants(program) if node not in opaque}
     placeholders = {node: by_name[node.name] for node in top if node.name in by_name}
-    return View(flat.nodes, placeholders, constants, known, flat.makers, opaque, carries)
+    return View(flat.nodes, placeholders, ConstantBounds(constants), known, flat.makers, opaque, carries)
 
 
 def _constants(program: ExportedProgram) -> Iterator[tuple[Node, torch.Tensor]]:

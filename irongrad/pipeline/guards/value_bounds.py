@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,11 @@ class Bounds:
     """The bounds of the nodes of a graph, computed when they are asked for.
 
     Args:
-        known: the bounds of some nodes: constants, and inputs with a range.
+        known: the bounds of some nodes, such as inputs with a range.
         origins: the nodes that compute a value, inside or outside of a region.
         unknown: nodes without bounds, because something writes into their memory.
         carries: the values that loops hand on.
+        constants: the bounds of constants.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Bounds:
         origins: Callable[[Any], list[Any]] = lambda value: [value],
         unknown: Collection[Node] = (),
         carries: Mapping[Node, Carry] | None = None,
+        constants: Mapping[Node, Interval] | None = None,
     ) -> None:
         self._found: dict[Node, Interval] = dict(known)
+        self._constants = constants or {}
         self._origins = origins
         self._unknown = unknown
         self._carries = carries or {}
@@ -92,6 +95,8 @@ class Bounds:
     def _of_node(self, node: Any) -> Interval:
         if not isinstance(node, Node):
             return self.of(node)
+        if node not in self._found and node in self._constants:
+            self._found[node] = self._constants[node]
         if node not in self._found:
             if self._depth > _DEEPEST:
                 return UNKNOWN
@@ -178,11 +183,39 @@ class Bounds:
         return _representable(made, value.dtype)
 
 
+class ConstantBounds(Mapping[Node, Interval]):
+    """The bounds of constants, each computed when it is asked for: a frozen model has constants of many megabytes.
+
+    Args:
+        tensors: the values of the constants.
+    """
+
+    def __init__(self, tensors: Mapping[Node, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._found: dict[Node, Interval] = {}
+
+    def __getitem__(self, node: Node) -> Interval:
+        if node not in self._found:
+            self._found[node] = constant_bounds(self._tensors[node])
+        return self._found[node]
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._tensors
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 def constant_bounds(tensor: torch.Tensor) -> Interval:
     """Return the bounds of a tensor whose values are known."""
     if tensor.numel() == 0 or tensor.is_complex() or tensor.layout is not torch.strided:
         return UNKNOWN
-    values = tensor.detach().to(torch.float64 if tensor.is_floating_point() else torch.int64)
+    values = tensor.detach()
+    if values.dtype not in (torch.float32, torch.float64, torch.int64):
+        values = values.to(torch.float64 if values.is_floating_point() else torch.int64)
     low, high = values.min().item(), values.max().item()
     return Interval(low, high, exact=True) if math.isfinite(low) and math.isfinite(high) else UNKNOWN
 

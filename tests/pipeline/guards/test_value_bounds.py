@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +12,18 @@ from torch.export import Dim
 from torch.nn import functional
 
 from irongrad.pipeline.guards.index_ranges import expression_of
-from irongrad.pipeline.guards.intervals import INFINITE, Interval, at_most, join, number, plus, remainder, times
-from irongrad.pipeline.guards.value_bounds import Bounds, constant_bounds
+from irongrad.pipeline.guards.intervals import (
+    INFINITE,
+    UNKNOWN,
+    Interval,
+    at_most,
+    join,
+    number,
+    plus,
+    remainder,
+    times,
+)
+from irongrad.pipeline.guards.value_bounds import Bounds, ConstantBounds, constant_bounds
 
 INF = INFINITE
 
@@ -173,3 +184,27 @@ def test_arithmetic_of_intervals():
     assert remainder(Interval(1, 3), number(5), like_divisor=True, whole=True) == Interval(0, 3)
     assert join([Interval(0, 3), number(9)]).points == {9}
     assert join([Interval(0, 3), number(2)]).points == set()
+
+
+def test_only_constants_that_are_asked_for_are_read() -> None:
+    graph = torch.fx.Graph()
+    asked, other = graph.placeholder("asked"), graph.placeholder("other")
+    for node in (asked, other):
+        node.meta["val"] = torch.empty(3)
+    tensors = {asked: torch.tensor([2.0, -1.0, 0.5]), other: torch.ones(3)}
+    constants = ConstantBounds(tensors)
+    assert Bounds({}, constants=constants).of(asked) == Interval(-1.0, 2.0, exact=True)
+    tensors[asked] = tensors[other] = torch.zeros(3)
+    assert constants[asked] == Interval(-1.0, 2.0, exact=True)
+    assert constants[other] == Interval(0.0, 0.0, exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_the_bounds_of_a_constant_are_those_of_its_values(dtype: torch.dtype) -> None:
+    assert constant_bounds(torch.tensor([[0, 1], [1, 0]]).to(dtype)) == Interval(0, 1, exact=True)
+    assert constant_bounds(torch.empty(0, dtype=dtype)) == UNKNOWN
+
+
+def test_a_constant_that_is_not_finite_has_no_bounds() -> None:
+    assert constant_bounds(torch.tensor([0.0, math.nan])) == UNKNOWN
+    assert constant_bounds(torch.tensor([0.0, -math.inf])) == UNKNOWN
