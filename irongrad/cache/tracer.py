@@ -28,6 +28,7 @@ from typing import Any
 
 from irongrad.cache.callers import IMPORTLIB, asker, is_importing_a_package, is_installed, package
 from irongrad.cache.machine import CPUINFO
+from irongrad.cache.native_code import way_outside
 from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
 from irongrad.cache.recordings import Search, Trace
 from irongrad.runtime.installed import PACKAGE
@@ -64,7 +65,8 @@ _LOOKS = ("stat", "lstat", "access", "readlink")
 # Sources of random numbers that differ in every process. The generators themselves start at a seed
 # (`cli.compile.load_step`).
 _ENTROPY = (("os", "urandom"), ("random", "_urandom"), ("torch", "seed"))
-# Functions whose native code opens the files among their arguments.
+_FROM_VOCABULARIES = ("BPE", "WordPiece", "WordLevel")
+# Functions whose native code opens the files among their arguments; what is not installed has none.
 _READERS = (
     ("safetensors", "safe_open"),
     ("torch", "from_file"),
@@ -72,15 +74,34 @@ _READERS = (
     ("torch", "_C.import_ir_module"),
     ("torch.export.pt2_archive._package", "PT2ArchiveReader.__init__"),
     ("torch.package", "PackageImporter.__init__"),
+    ("tokenizers", "Tokenizer.from_file"),
+    ("tokenizers", "Tokenizer.train"),
+    *(("tokenizers.models", f"{model}.{name}") for model in _FROM_VOCABULARIES for name in ("from_file", "read_file")),
+    # They take names of files in place of a vocabulary, too.
+    *(("tokenizers.models", f"{model}.__init__") for model in _FROM_VOCABULARIES),
 )
-# Packages whose native code opens no files but through the readers above. The empty name stands for Python's own
-# modules, which report their files. IREE's Python imports yaml to look into linalg operations.
+# Functions whose native code opens files that no argument names.
+_UNFOLLOWED = (("tokenizers", "Tokenizer.from_pretrained"),)
+# Packages whose native code opens no files but through the readers above; of others, `way_outside` tells. The empty
+# name stands for Python's own modules, which report their files. IREE's Python imports yaml to look into linalg
+# operations. Pillow gives its libraries memory and open files. Wheels have libraries in a folder beside the package.
 _KNOWN = frozenset(
     {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
-    | {"yaml"}
+    | {"yaml", "tokenizers", "PIL"}
+    | {f"{name}.libs" for name in ("iree_base_compiler", "iree_base_runtime", "numpy", "pillow", "scipy")}
+    | {"scikit_learn.libs"}
 )
-# The exception in these packages: SciPy's reader of Matrix Market files, imported by its first call.
-_UNKNOWN_MODULES = ("scipy.io._fast_matrix_market._fmm_core",)
+# The exceptions in these packages: SciPy's reader of Matrix Market files, imported by its first call, and Pillow's
+# readers of fonts, colour profiles and the screen.
+_UNKNOWN_MODULES = (
+    "scipy.io._fast_matrix_market._fmm_core",
+    "PIL._imagingft",
+    "PIL._imagingcms",
+    "PIL._imagingtk",
+    "PIL.ImageGrab",
+)
+# What the kernel says of the machine changes all the time, except for this.
+_MOUNTS = ("/proc/mounts", "/proc/self/mounts")
 
 _OWN = str(PACKAGE) + os.sep
 
@@ -125,7 +146,8 @@ class Tracer:
         with ExitStack() as replaced:
             for name in _LOOKS:
                 replaced.enter_context(_replaced(os, name, self._looking))
-            for wrapped, places in ((self._drawing, _ENTROPY), (self._reading, _READERS)):
+            watched = ((self._drawing, _ENTROPY), (self._reading, _READERS), (self._losing, _UNFOLLOWED))
+            for wrapped, places in watched:
                 for owner, name in (found for place in places for found in _places(*place)):
                     replaced.enter_context(_replaced(owner, name, wrapped))
             self._users = True
@@ -146,6 +168,8 @@ class Tracer:
         for name, names in module_globals():
             if isinstance(file := names.get("__file__"), str):
                 self._loaded(names.get("__name__", name), file)
+        for library in _mapped_libraries():
+            self._mapped(library)
         if not self.refusal and not self.trace().holds():
             self.refusal = "reads files that changed meanwhile"
         return None if self.refusal else self.trace()
@@ -174,10 +198,20 @@ class Tracer:
 
     def _loaded(self, module: str, file: str) -> None:
         self._read(file)
-        if file.endswith(tuple(EXTENSION_SUFFIXES)) and (name := package(file)) not in self._known:
-            self._refuse(f"imports {name}, whose own code may read files")
+        if file.endswith(tuple(EXTENSION_SUFFIXES)):
+            self._native(file)
         if module in _UNKNOWN_MODULES:
             self._refuse(f"uses {module}")
+
+    def _mapped(self, library: str) -> None:
+        """Record a library of a package, which the package may have loaded without an import."""
+        if is_installed(library) and package(library):
+            self._read(library)
+            self._native(library)
+
+    def _native(self, file: str) -> None:
+        if (name := package(file)) not in self._known and (way := way_outside(file)):
+            self._refuse(f"imports {name}, whose own code may read files: it uses {way}")
 
     def heard(self, event: str, arguments: tuple[Any, ...], caller: str) -> None:
         """Record an audit event that the code in the file `caller` caused."""
@@ -192,6 +226,13 @@ class Tracer:
                 self._list(arguments[0], caller)
             elif self._users:
                 self._refuse(_REFUSED[event])
+                if event == "ctypes.dlopen" and self._is_strange(arguments[0]):
+                    self._refuse("imports a package that loads a library of the system", at_import=True)
+
+    def _is_strange(self, library: object) -> bool:
+        """Whether a library that a package loads is none of a package: those are looked at in `finish`."""
+        of_package = isinstance(library, str | os.PathLike) and is_installed(os.path.abspath(os.fspath(library)))
+        return not of_package and package(asker()) not in self._known
 
     def _opened(self, path: object, mode: object, flags: int, *, by_import: bool) -> None:
         if by_import and flags & _WRITES:
@@ -209,7 +250,8 @@ class Tracer:
 
     def _list(self, directory: object, caller: str) -> None:
         if isinstance(directory, int):
-            self._refuse("lists a directory that it has open")
+            if not asker().startswith(_OWN):  # which so removes what killed processes left
+                self._refuse("lists a directory that it has open")
             return
         path = os.path.abspath(os.fsdecode(directory or os.curdir))  # type: ignore[arg-type]
         if caller == importlib.metadata.__file__:
@@ -245,7 +287,7 @@ class Tracer:
         """Return whether the contents of `path` can make a difference that no key covers."""
         if path.startswith(_OWN) or path == CPUINFO or is_scratch(path):
             return False
-        if not path.startswith(("/proc/", "/sys/")):
+        if path in _MOUNTS or not path.startswith(("/proc/", "/sys/")):
             return True
         if self._users:  # what the kernel says of the machine changes all the time
             self._refuse(f"reads {path}")
@@ -273,12 +315,20 @@ class Tracer:
         @wraps(original)
         def read(*arguments: Any, **options: Any) -> Any:
             with self._unheard():
-                for value in (*arguments, *options.values()):
+                for value in _leaves((*arguments, *options.values())):
                     if isinstance(value, str | os.PathLike):
                         self._read(os.fsdecode(value))
-            return original(*arguments, **options)
+            # A class of C is made by __new__, and takes no arguments here.
+            return original(*arguments, **options) if original is not object.__init__ else None
 
         return read
+
+    def _losing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def lose(*arguments: Any, **options: Any) -> Any:
+            self._refuse(f"calls {original.__qualname__}, which opens files unseen")
+            return original(*arguments, **options)
+
+        return lose
 
     def _drawing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*arguments: Any) -> Any:
@@ -293,8 +343,8 @@ class Tracer:
             answers[path] = ANSWERS[question](path)
         return answers[path]
 
-    def _refuse(self, reason: str) -> None:
-        if not self.refusal and not is_importing_a_package():
+    def _refuse(self, reason: str, *, at_import: bool = False) -> None:
+        if not self.refusal and (at_import or not is_importing_a_package()):
             self.refusal = reason
 
     def _is_asking(self) -> bool:
@@ -359,6 +409,26 @@ def _name_of(number: int) -> str | None:
     return None
 
 
+def _mapped_libraries() -> set[str]:
+    """Return the libraries that this process has mapped; none where the system does not list them.
+
+    Source: Linux's proc(5).
+    """
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        paths = (line.rstrip("\n").split(None, 5)[5:] for line in maps)
+        return {path for found in paths for path in found if ".so" in os.path.basename(path)}
+    return set()
+
+
+def _leaves(values: Iterable[object]) -> Iterator[object]:
+    """Yield values, and those in lists and tuples among them."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
 def _caller() -> str:
     """Return the file of the code that called the caller of this function."""
     return sys._getframe(2).f_code.co_filename
@@ -369,6 +439,8 @@ def _places(module: str, path: str) -> list[tuple[Any, str]]:
 
     Modules that have imported the object are owners too.
     """
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return []
     *parents, name = path.split(".")
     owner = reduce(getattr, parents, import_module(module))
     if parents:

@@ -192,6 +192,115 @@ def test_a_command_may_declare_more_packages_as_known(tmp_path, monkeypatch):
     assert tracer.refusal == ""
 
 
+def test_native_code_that_only_computes_is_accepted(tracer):
+    with tracer.users_code():
+        regex = importlib.import_module("regex")
+    tracer._loaded("regex._regex", importlib.import_module("regex._regex").__file__)
+    assert regex.fullmatch("a+", "aa")
+    assert tracer.refusal == ""
+
+
+def test_the_refusal_names_what_native_code_calls(tracer, monkeypatch):
+    monkeypatch.setattr(module, "_KNOWN", frozenset())
+    native = importlib.import_module("tokenizers.tokenizers").__file__
+    Tracer()._native(native)
+    strict = Tracer()
+    strict._native(native)
+    assert strict.refusal.startswith("imports tokenizers, whose own code may read files: it uses ")
+
+
+def test_a_library_that_a_package_loads_while_it_is_imported_is_looked_at(tracer, tmp_path, monkeypatch):
+    """ctypes reaches functions of the system, which open files unseen."""
+    (tmp_path / "loading.py").write_text("import ctypes\nLIBRARY = ctypes.CDLL(None)\n")
+    own, _ = callers._roots()
+    monkeypatch.setattr(callers, "_roots", lambda: (own, (f"{tmp_path}/",)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loading", raising=False)
+    with tracer.users_code():
+        importlib.import_module("loading")
+    assert tracer.refusal == "imports a package that loads a library of the system"
+
+
+def test_libraries_that_packages_map_are_looked_at(tracer, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow.lib").__file__
+    monkeypatch.setattr(module, "_mapped_libraries", lambda: {pyarrow})
+    monkeypatch.setattr(module, "module_globals", list)
+    assert tracer.finish() is None
+    assert "pyarrow" in tracer.refusal
+
+
+def test_this_process_lists_its_libraries():
+    mapped = module._mapped_libraries()
+    assert torch._C.__file__ in mapped
+    assert any("libtorch_cpu" in name for name in mapped)
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    (tmp_path / "words.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    models = importlib.import_module("tokenizers.models")
+    tokenizers = importlib.import_module("tokenizers")
+    tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).save(str(tmp_path / "whole.json"))
+    return tmp_path
+
+
+READING = {
+    "whole.json": lambda t, folder: t.Tokenizer.from_file(str(folder / "whole.json")),
+    "words.json": lambda t, folder: t.models.WordLevel.from_file(str(folder / "words.json")),
+    "words.txt": lambda t, folder: t.models.WordPiece.read_file(str(folder / "words.txt")),
+    "merges.txt": lambda t, folder: t.models.BPE.from_file(str(folder / "words.json"), str(folder / "merges.txt")),
+}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_files_of_tokenizers_are_recorded(name, tracer, vocabulary):
+    tokenizers = importlib.import_module("tokenizers")
+    with tracer.users_code():
+        READING[name](tokenizers, vocabulary)
+    assert answers(tracer, Question.CONTENT, vocabulary / name) not in (None, "absent")
+    assert tracer.refusal == ""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_files_from_which_tokenizers_makes_a_model_are_recorded(tracer, vocabulary):
+    models = importlib.import_module("tokenizers.models")
+    before = models.BPE.__init__
+    with tracer.users_code():
+        models.BPE(str(vocabulary / "words.json"), str(vocabulary / "merges.txt"))
+        models.WordPiece(vocab=str(vocabulary / "words.txt"))
+        assert models.WordLevel({"a": 0}, "a").token_to_id("a") == 0
+    assert models.BPE.__init__ is before
+    for name in ("words.json", "merges.txt", "words.txt"):
+        assert answers(tracer, Question.CONTENT, vocabulary / name) not in (None, "absent")
+
+
+def test_files_that_tokenizers_trains_on_are_recorded(tracer, vocabulary):
+    tokenizers = importlib.import_module("tokenizers")
+    with tracer.users_code():
+        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+        trained.train([str(vocabulary / "words.txt")], tokenizers.trainers.BpeTrainer(show_progress=False))
+    assert answers(tracer, Question.CONTENT, vocabulary / "words.txt") not in (None, "absent")
+
+
+def test_a_tokenizer_from_the_hub_is_refused(tracer, monkeypatch):
+    tokenizers = importlib.import_module("tokenizers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with tracer.users_code(), suppress(Exception):
+        tokenizers.Tokenizer.from_pretrained("none/such")
+    assert "from_pretrained" in tracer.refusal
+
+
+@pytest.mark.skipif(not Path("/proc/mounts").exists(), reason="needs /proc of Linux")
+def test_the_table_of_mounts_is_recorded(tracer):
+    """transformers reads it to choose how to load weights."""
+    with tracer.users_code():
+        Path("/proc/mounts").read_text()
+    assert tracer.refusal == ""
+    assert answers(tracer, Question.CONTENT, Path("/proc/mounts")) is not None
+
+
 def test_bytecode_that_is_older_than_its_source_is_refused(tracer, tmp_path, monkeypatch):
     """Python compares only the size and the time in seconds, so it would run the old bytecode."""
     (tmp_path / "net.py").write_text("SIZE = 16\n")
