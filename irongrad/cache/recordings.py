@@ -1,8 +1,9 @@
-"""Recordings of command lines: what each read when it ran, and the artifact that it produced.
+"""Recordings of command lines: what each read when it ran, and its result.
 
 A process that compiles records everything that it reads until its step is captured (`tracer.py`). That is every file
 that Python, the step's code or a package opens, looks for or lists, and every directory that is searched for a module.
-While none of this changes, capture would produce the same key, so the artifact under that key is the result.
+While none of this changes, capture would produce the same key, so the artifact under that key is the result. A process
+that checks a step records what it reads until the end, and its report.
 
 Build Systems à la Carte (Mokhov, Mitchell and Peyton Jones, ICFP 2018, section 4.2) calls such records constructive
 traces. ccache's direct mode works in the same way: it keeps a compiler's command line and the hashes of the headers
@@ -80,9 +81,9 @@ class Recording:
     """The result of a command line.
 
     Attributes:
-        artifact: the key of the artifact that it wrote.
-        trace: everything that the artifact depends on.
-        result: the command's report on the artifact, encoded.
+        artifact: the key of the artifact that it wrote; empty if it writes none.
+        trace: everything that the result depends on.
+        result: what the command has to report, encoded.
     """
 
     artifact: str

@@ -63,8 +63,12 @@ class Project:
 
     def compile(self, *options: str) -> tuple[dict, str]:
         """Run the command line; return its JSON report and the log of its imports."""
-        command = [sys.executable, "-X", "importtime", "-m", "irongrad", "compile", "work/step.py:make_step"]
-        command += ["-o", "out", "--entry-point", "train_step", "--depfile", "step.d", "--json", *options]
+        arguments = ("-o", "out", "--entry-point", "train_step", "--depfile", "step.d", "--json", *options)
+        return self.run("compile", "work/step.py:make_step", *arguments)
+
+    def run(self, *arguments: str) -> tuple[dict, str]:
+        """Run a command line; return its JSON report and the log of its imports."""
+        command = [sys.executable, "-X", "importtime", "-m", "irongrad", *arguments]
         environment = os.environ | {"IRONGRAD_CACHE_DIR": str(self.store.directory), "IRONGRAD_CACHE_SIZE": "1GiB"}
         environment |= {"PYTHONPATH": str(Path(recordings.__file__).parents[2])}
         environment.pop("PYTEST_CURRENT_TEST", None)
@@ -124,6 +128,27 @@ def test_an_unchanged_compile_imports_nothing_heavy(first):
     assert project.files() == before
     assert (project.directory / "step.d").read_text() == depfile
     assert "network.py" in depfile
+
+
+def test_an_unchanged_check_is_not_run_again(tmp_path):
+    project = Project(tmp_path, Store(tmp_path / "cache", 2**30))
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    (tmp_path / "work" / "data" / "scale.json").write_text("2.0")
+    (tmp_path / "work" / "step.py").write_text(STEP)
+    (tmp_path / "work" / "network.py").write_text(NETWORK)
+    check = ("check", "work/step.py:make_step", "--json")
+    said, imported = project.run(*check)
+    assert said["compiles"]
+    assert is_imported("torch", imported)
+    again, imported = project.run(*check)
+    assert again == said
+    assert not is_imported("torch", imported)
+    (tmp_path / "work" / "network.py").write_text(NETWORK.replace("4, 3", "4, 3, bias=False"))
+    changed, _ = project.run(*check)
+    assert changed["operators"]["update"] < said["operators"]["update"]
+    uncached, imported = project.run(*check, "--no-cache")
+    assert uncached == changed
+    assert is_imported("torch", imported)
 
 
 def rewritten(path: Path, old: str, new: str) -> None:
