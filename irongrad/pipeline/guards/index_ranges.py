@@ -105,14 +105,14 @@ def verdicts_on(view: View) -> Verdicts:
     """Decide on every use of an index in a program, and on every assertion."""
     uses = [use for node in view.nodes for use in uses_of(node)]
     plain = view.bounds()
-    proved = [use for use in uses if is_within(use, plain)]
+    proved = [use for use in uses if is_within(use, plain, view.names)]
     sized = {use: asked for use in uses if use not in proved and (asked := _conditions(use, plain, view.names))}
     rest = [use for use in uses if use not in proved and use not in sized]
     sources = _sources(view, plain)
     held = {use: found for use in rest if (found := _held(use, sources, view)) and _is_held(use, found, view)}
     ranges = _ranges(held, view.names)
     inside = _bounds_given(ranges, view)
-    proved += [*sized, *(use for use in rest if use not in held and is_within(use, inside))]
+    proved += [*sized, *(use for use in rest if use not in held and is_within(use, inside, view.names))]
     conditions = tuple(c for asked in sized.values() for c in asked)
     left = [use for use in rest if use not in held and use not in proved]
     for assertion in (found for node in view.nodes for found in assertions_of(node)):
@@ -120,12 +120,23 @@ def verdicts_on(view: View) -> Verdicts:
     return Verdicts(ranges, tuple(proved), tuple(held), conditions, tuple(left), plain)
 
 
-def is_within(use: Use, bounds: Bounds) -> bool:
-    """Whether bounds prove that an index is in range."""
-    found, size = bounds.of(use.index), expression_of(use.limit)
-    least = -expression_of(use.size) if use.from_end else 0
-    singles = all(p == use.exempt or (at_most(least, p) and at_most(p, size - 1)) for p in found.points)
-    return singles and at_most(least, found.low) and at_most(found.high, size - 1)
+def is_within(use: Use, bounds: Bounds, known: Names | None = None) -> bool:
+    """Whether bounds prove that an index is in range.
+
+    Args:
+        use: the use of the index.
+        bounds: the bounds of nodes.
+        known: the symbols in sizes, as expressions of named dimensions; two inputs of one name have equal sizes.
+    """
+
+    def named(size: Any) -> Any:
+        return size.xreplace(dict(known)) if known and isinstance(size, sympy.Basic) else size
+
+    found, size = bounds.of(use.index), named(expression_of(use.limit))
+    least = -named(expression_of(use.size)) if use.from_end else 0
+    low, high, points = named(found.low), named(found.high), [named(p) for p in found.points]
+    singles = all(p == use.exempt or (at_most(least, p) and at_most(p, size - 1)) for p in points)
+    return singles and at_most(least, low) and at_most(high, size - 1)
 
 
 def _holds(assertion: Assertion, bounds: Bounds) -> bool:
@@ -146,7 +157,7 @@ def _held(use: Use, sources: Mapping[Node, Source], view: View) -> Source:
 
 def _is_held(use: Use, source: Source, view: View) -> bool:
     """Whether an index is in range if the inputs that it holds are in the ranges that it needs."""
-    return is_within(use, _bounds_given(_ranges({use: source}, view.names), view))
+    return is_within(use, _bounds_given(_ranges({use: source}, view.names), view), view.names)
 
 
 def _conditions(use: Use, bounds: Bounds, known: Names) -> list[Any]:

@@ -20,7 +20,7 @@ from irongrad.graph.step_graph import Range
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.guards.range_checks import most_out_of_range
-from irongrad.pipeline.guards.step_indices import step_indices
+from irongrad.pipeline.guards.step_indices import _decided, step_indices
 from irongrad.pipeline.options import make_options
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
@@ -218,3 +218,26 @@ def test_texts_of_refusals() -> None:
     numbers = "shape dimension 0 mismatch; expected"
     assert out_of_range(y, 12) == f"{said}a value, written as a shape: {numbers} 9 but have 12"
     assert out_of_range(y, -3) == f"{said}how far a value is below 0, written as a shape: {numbers} 0 but have 3"
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.head(x) * mask[torch.arange(x.shape[0])[:]]
+
+
+@pytest.mark.parametrize(("rows", "is_proved"), [("B", True), ("C", False)])
+def test_a_size_bounds_an_index_into_another_input_of_that_size(rows: str, is_proved: bool) -> None:
+    """torch.export gives the sizes of two inputs two symbols; transformers so indexes the mask of attention."""
+    model = Rows()
+    inputs = {"x": torch.randn(6, 4), "mask": torch.rand(6, 1), "y": torch.randint(0, CLASSES, (6,))}
+    dynamic = {"x": {0: "B"}, "mask": {0: rows}, "y": {0: "B"}}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, functional.cross_entropy, optimizer, inputs, dynamic=dynamic)
+    program = capture(step).train
+    functional_form, made = _decided(program, tuple(inputs), step.dynamic)
+    assert (functional_form is program) == is_proved
+    assert bool(made.verdicts.open) != is_proved or made.verdicts.conditions
