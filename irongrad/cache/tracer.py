@@ -148,13 +148,23 @@ class Tracer:
                 replaced.enter_context(_replaced(os, name, self._looking))
             watched = ((self._drawing, _ENTROPY), (self._reading, _READERS), (self._losing, _UNFOLLOWED))
             for wrapped, places in watched:
-                for owner, name in (found for place in places for found in _places(*place)):
+                for owner, name in (found for place in places for found in self._places(*place)):
                     replaced.enter_context(_replaced(owner, name, wrapped))
             self._users = True
             try:
                 yield
             finally:
                 self._users = False
+
+    def _places(self, module: str, path: str) -> list[tuple[Any, str]]:
+        """Find a function to watch; a version of a package without it may open files by another one."""
+        try:
+            return _places(module, path)
+        except AttributeError:
+            self._refuse(
+                f"may run a version of {module} without {path}, which reads files by functions that are not known"
+            )
+            return []
 
     def stop(self) -> None:
         """Stop recording."""
@@ -437,15 +447,18 @@ def _caller() -> str:
 def _places(module: str, path: str) -> list[tuple[Any, str]]:
     """Return each owner of the object at `path` in `module`, with its name there.
 
-    Modules that have imported the object are owners too.
+    Modules that have imported the object are owners too. A package that is not installed has none.
+
+    Raises:
+        AttributeError: the module has no such object.
     """
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         return []
     *parents, name = path.split(".")
     owner = reduce(getattr, parents, import_module(module))
+    value = getattr(owner, name)
     if parents:
         return [(owner, name)]
-    value = getattr(owner, name)
     return [(sys.modules[m], name) for m, names in module_globals() if names.get(name) is value]
 
 

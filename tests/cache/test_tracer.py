@@ -292,6 +292,14 @@ def test_a_tokenizer_from_the_hub_is_refused(tracer, monkeypatch):
     assert "from_pretrained" in tracer.refusal
 
 
+def test_a_version_without_a_known_reader_is_refused(tracer, monkeypatch):
+    monkeypatch.setattr(module, "_READERS", (("tokenizers", "Tokenizer.renamed"), ("uninstalled_package", "read")))
+    with tracer.users_code():
+        pass
+    assert "without Tokenizer.renamed" in tracer.refusal
+    assert "uninstalled_package" not in tracer.refusal
+
+
 @pytest.mark.skipif(not Path("/proc/mounts").exists(), reason="needs /proc of Linux")
 def test_the_table_of_mounts_is_recorded(tracer):
     """transformers reads it to choose how to load weights."""
