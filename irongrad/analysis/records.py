@@ -18,7 +18,8 @@ class Source:
     """Where a computation comes from.
 
     Attributes:
-        function: the function of the step graph, such as `joint`, `update`, `eval` or `predict@T64`.
+        function: the function of the step graph, such as `joint`, `update`, `eval` or `predict@T64`; empty if a launch
+            runs for several buckets.
         phase: `forward`, `backward`, `update`, `evaluation`, `check`, or the name of another function.
         operator: the operator, such as `aten.mm.default`.
         module: the path of the module whose `forward` called it, as in `named_modules()`; `(model)` for the model
@@ -31,6 +32,11 @@ class Source:
     operator: str
     module: str
     line: str
+
+    @property
+    def base(self) -> str:
+        """The name of the function without its bucket."""
+        return self.function.partition("@")[0]
 
     @property
     def bucket(self) -> str:

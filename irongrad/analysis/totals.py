@@ -88,8 +88,15 @@ def _executed(target: TargetRecord, function: str, times: int) -> Iterator[Execu
     own = (launch for launch in target.launches if launch.function == function)
     yield from (Executed(x, times * x.times) for x in own if not _is_of_other_sizes(target, x))
     called = target.calls.get(function, ())
-    for name in dict.fromkeys(called):
+    for name in (name for name in dict.fromkeys(called) if not _is_for_other_sizes(target, name)):
         yield from _executed(target, name, times * called.count(name))
+
+
+def _is_for_other_sizes(target: TargetRecord, function: str) -> bool:
+    """Whether a function has other sizes' versions of functions, and none of these for the example's sizes."""
+    found = {s for launch in target.launches if launch.function == function and (s := source_of_launch(target, launch))}
+    others = {source.base for source in found if source.function in target.other_sizes}
+    return bool(others) and not any(s.base in others and s.function not in target.other_sizes for s in found)
 
 
 def _is_of_other_sizes(target: TargetRecord, launch: Launch) -> bool:

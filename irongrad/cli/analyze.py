@@ -12,7 +12,7 @@ from rich.table import Table
 
 from irongrad.analysis.machine import Machine
 from irongrad.analysis.other_work import said
-from irongrad.analysis.totals import Work
+from irongrad.analysis.totals import COPY, Work
 from irongrad.cli.common import console, directory_argument, json_option, print_json, refuse_unwritable
 from irongrad.reports.amounts import amount
 from irongrad.reports.model_explorer import write_graph
@@ -94,6 +94,7 @@ def _row(work: Work, peaks: Machine | None) -> dict[str, Any]:
 def _print_totals(summary: Summary, peaks: Machine | None) -> None:
     console.print(f"one step of {summary.entry} on {summary.target}", style="bold", highlight=False)
     captured, compiled = summary.captured, summary.compiled
+    kernels = sum(work.name != COPY for work in summary.kernels)
     if captured.count:
         console.print(
             f"captured: {captured.count:,} operators, {amount(captured.flops, 'FLOP')} in products and convolutions, "
@@ -101,7 +102,7 @@ def _print_totals(summary: Summary, peaks: Machine | None) -> None:
             highlight=False,
         )
     console.print(
-        f"compiled: {compiled.count:,} launches of {len(summary.kernels):,} kernels, {amount(compiled.flops, 'OP')} of "
+        f"compiled: {compiled.count:,} launches of {kernels:,} kernels, {amount(compiled.flops, 'OP')} of "
         f"any kind, {readable(compiled.nbytes)} read and written, {_intensity(compiled)} operations a byte",
         highlight=False,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,19 +58,33 @@ def profiled(artifact: Path) -> Profile:
     return read_profile(path, manifest, read_analysis(artifact, manifest))
 
 
-@pytest.mark.parametrize("device", ["local-sync", "local-task"])
-def test_a_step_launches_the_kernels_of_the_record(artifact: Path, device: str) -> None:
-    found = json.loads(run(artifact, "--json", "--steps", 3, "--device", device))
+def recorded_launches(artifact: Path) -> Counter[str]:
+    """How often a training step launches each kernel, by the record."""
     record = read_analysis(artifact, read_manifest(artifact)).targets["llvm-cpu"]
     expected: Counter[str] = Counter()
     for each in executed(record, "train_step"):
         if each.launch.kernel is not None:
             expected[kernel_name(record, each.launch)] += each.times
-    launched = {k["name"]: k["launches"] for k in found["kernels"]}
-    assert launched == expected
+    return expected
+
+
+@pytest.mark.parametrize("device", ["local-sync", "local-task"])
+def test_a_step_launches_the_kernels_of_the_record(artifact: Path, device: str) -> None:
+    found = json.loads(run(artifact, "--json", "--steps", 3, "--device", device))
+    assert {k["name"]: k["launches"] for k in found["kernels"]} == recorded_launches(artifact)
     assert found["steps"] == 3
     assert found["seconds"] > 0
     assert found["machine_peaks"]["flops"] > 0
+
+
+def test_a_step_launches_the_kernels_of_its_own_bucket(tmp_path: Path) -> None:
+    """Those of other buckets, and of any size beside buckets, are in the record, too."""
+    sizes: dict[str, Any] = {"dynamic": {"x": {0: "B"}, "y": {0: "B"}}, "buckets": {"B": [2, 4, 8]}}
+    step = replace(make_step(), **sizes, bucket_fallback="dynamic")
+    found = ig.compile(step, tmp_path / "net", entry_points=["train_step"]).directory
+    profiled = json.loads(run(found, "--json", "--steps", 2))
+    launched = {k["name"]: k["launches"] for k in profiled["kernels"] if not k["name"].startswith("__builtin")}
+    assert launched == recorded_launches(found)
 
 
 def test_the_times_of_a_step_add_up(profiled: Profile) -> None:
