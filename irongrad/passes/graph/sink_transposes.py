@@ -239,6 +239,8 @@ def _flip(node: Node) -> tuple[Node, Order] | None:
         return None
     assert isinstance(dims, (list, tuple))
     source, order = transposed
+    if list(dims) == [0] and order[0] != 0:
+        return None  # a loop reads the rows from the last one on, and they are contiguous only after the transpose
     turned = [order[int(d)] for d in dims]
     return call(node.graph, aten.flip.default, source, turned, like=node), order
 

@@ -36,6 +36,7 @@ from irongrad.passes.module.load_where_read import LoadWhereRead
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.map_base import MapBase
 from irongrad.passes.module.matmul_kernels import MatmulKernels
+from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.passes.module.narrow_integers import NarrowIntegers
 from irongrad.passes.module.pack_before_loops import PackBeforeLoops
 from irongrad.passes.module.place_transients import PlaceTransients
@@ -72,7 +73,15 @@ INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowInteger
 GLOBAL_OPTIMIZATION = Phase(
     "global-optimization",
     "iree-compile; the last phase of linalg on tensors",
-    (MatmulKernels, FuseElementwise, KeepProductsApart, KeepReductionsApart, KeepSlicesApart, KeepIndicesApart),
+    (
+        LoopKernels,
+        MatmulKernels,
+        FuseElementwise,
+        KeepProductsApart,
+        KeepReductionsApart,
+        KeepSlicesApart,
+        KeepIndicesApart,
+    ),
 )
 FLOW = Phase(
     "flow",

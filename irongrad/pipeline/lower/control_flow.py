@@ -8,6 +8,7 @@ it calls. This importer inlines the graph of a branch or loop body into a region
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,14 +37,24 @@ class ControlFlowImporter(SharedLiterals):
 
     _in_loop = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reversed: set[Node] = set()
+
     def _import_torch_op_overload(
         self, loc: Location, node: Node, concrete_target: torch._ops.OpOverload | None = None
     ) -> None:
         """Import an operator; `x == x` is imported as the equivalent `x <= x`, an exchange as a marked copy.
 
+        A reversal of a stack that a loop has written from its last row on is the stack itself.
+
         torch-mlir 20261001 folds `x == x` to true (`AtenEqTensorOp::fold`), even if x is NaN. `isfinite` compares a
         value with itself to detect NaN.
         """
+        if node in self._reversed:
+            with loc:
+                self.bind_node_value(node, self._argument(node.args[0]))
+            return
         if node.target is OVER_RANKS:
             values, kind = node.args
             with loc:
@@ -134,21 +145,27 @@ class ControlFlowImporter(SharedLiterals):
             UnsupportedOpError: the size of a result is dynamic, and no arithmetic of the sizes of operands.
         """
         outer = [self._argument(a) for a in additional]
-        stacked = [self._argument(s) for s in sequences]
+        upwards = [s in self._reversed or not _is_reversed(s) for s in sequences]
+        stacked = [self._argument(s if up else s.args[0]) for s, up in zip(sequences, upwards, strict=True)]
         initial = [self._argument(c) for c in carried]
         size = len(initial)
         operands = zip([*carried, *sequences, *additional], [*initial, *stacked, *outer], strict=True)
         tensors = [(n, v) for n, v in operands if isinstance(n.meta["val"], torch.Tensor)]
         sizes = SizeValues(tensors, self._c)
         stacks = [self._empty(node, v, sizes) for v in node.meta["val"][size:]]
+        trips = self._trips(sequences[0], stacked[0])
+        flips = [_reversals(node, size + i) for i in range(len(stacks))]
 
         def step(index: Value, values: Sequence[Value]) -> Sequence[Value]:
-            rows = [read_row(s, index) for s in stacked]
+            last = arith.SubIOp(trips, constant(1, self._c)).result
+            reverse = arith.SubIOp(last, index).result
+            rows = [read_row(s, index if up else reverse) for s, up in zip(stacked, upwards, strict=True)]
             results = self._inline(body, [*values[:size], *rows, *outer], in_loop=True)
-            written = zip(results[size:], values[size:], strict=True)
-            return [*results[:size], *(write_row(row, stack, index) for row, stack in written)]
+            written = zip(results[size:], values[size:], flips, strict=True)
+            return [*results[:size], *(write_row(row, s, reverse if flip else index) for row, s, flip in written)]
 
-        self._bind(node, self._counted(self._trips(sequences[0], stacked[0]), [*initial, *stacks], step))
+        self._bind(node, self._counted(trips, [*initial, *stacks], step))
+        self._reversed |= {flip for of_stack in flips for flip in of_stack}
 
     def _trips(self, sequence: Node, value: Value) -> Value:
         length = sequence.meta["val"].shape[0]
@@ -213,6 +230,18 @@ class ControlFlowImporter(SharedLiterals):
     def _integer(self, value: int) -> Value:
         attributes = {"value": self._cc.integer_attr(value, 64)}
         return Operation.create("torch.constant.int", [self._cc.torch_int_type], [], attributes).result
+
+
+def _is_reversed(sequence: Node) -> bool:
+    """Whether a sequence is another one in reverse, so that a loop reads that one from its last row on."""
+    return sequence.target is torch.ops.aten.flip.default and sequence.args[1] == [0]
+
+
+def _reversals(loop: Node, place: int) -> list[Node]:
+    """The readers of a loop's result, if each of them reverses it; else none."""
+    items = [n for n in loop.users if n.target is operator.getitem and n.args[1] == place]
+    readers = [reader for item in items for reader in item.users]
+    return readers if all(map(_is_reversed, readers)) else []
 
 
 def _constant_results(region: Node, operands: Sequence[Any]) -> list[bool]:

@@ -20,6 +20,7 @@ from irongrad.memory_model import product_tiles
 from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
 from irongrad.mlir.walk import found_in, inside, loops_around, name_of, parsed
 from irongrad.passes.module import matmul_kernels
+from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.targets import parse_target
@@ -343,7 +344,10 @@ def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
 
 
 @pytest.mark.usefixtures("far")
-def test_blocks_of_operands_that_a_loop_does_not_change_are_made_before_it(tmp_path: Path) -> None:
+def test_blocks_of_operands_that_a_loop_does_not_change_are_made_before_it(
+    tmp_path: Path, without: Callable[..., None]
+) -> None:
+    without(LoopKernels)
     with parsed(_flow_of(Written(LOOP).bytecode, tmp_path, AVX512_TARGET)) as flow:
         kernels = found_in(flow, "flow.dispatch")
         assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]

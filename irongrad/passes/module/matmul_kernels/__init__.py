@@ -37,11 +37,11 @@ from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, s
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
-_ARCHITECTURE = "x86_64"
+ARCHITECTURE = "x86_64"
 
 
 @dataclass(frozen=True, eq=False)
-class _Product:
+class Product:
     """A matrix product, or a batch of them.
 
     Each dimension has a letter: `b` is the batch, `r` the rows, `c` the columns, `k` the reduction dimension.
@@ -102,7 +102,7 @@ class MatmulKernels(ModulePass):
         """Run the pass on one module."""
         architecture, features = cpu_of(module)
         tiles = _Tiles.of(features)
-        if architecture != _ARCHITECTURE or not tiles.of_floats:
+        if architecture != ARCHITECTURE or not tiles.of_floats:
             return PassResult(False)
         found = [_product_of(op, tiles) for op in inside(module.operation) if op.name in PRODUCTS]
         products = dict(one for one in found if one)
@@ -181,12 +181,32 @@ def _widens_bytes_of_any_size(operation: Any) -> bool:
     return body[0].name == "arith.sitofp" and str(body[0].operands[0].type) == "i8" and len(body) == 2
 
 
-def _product_of(operation: Any, tiles: _Tiles) -> tuple[_Product, Tile] | None:
+def _product_of(operation: Any, tiles: _Tiles) -> tuple[Product, Tile] | None:
     """A product and the tile of its kernel; None for one of unknown sizes, or one that adds to a nonzero value.
 
     Operands of bfloat16 are multiplied as such where the CPU has a tile for them. Otherwise half precision is widened.
     """
-    *operands, room = operation.operands
+    lettered = dimensions_of(operation)
+    if lettered is None:
+        return None
+    sizes, of_operands = lettered
+    if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
+        return product, tile
+    if (tile := tile_for(sizes, tiles.of_floats)) is None:
+        return None
+    left, right = (
+        lettered_source(value, of) for value, of in zip(list(operation.operands)[:2], of_operands, strict=False)
+    )
+    product = Product(operation, sizes, _widened(left, operation), right)
+    return product if _packed(product, tile) else replace(product, right=_widened(right, operation)), tile
+
+
+def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
+    """The size of each dimension of a product, by letter, and the letters of its operands and of its result.
+
+    None for a product of unknown sizes, of other types than floats, or that adds to a nonzero value.
+    """
+    room = operation.operands[2]
     kinds = [value.type for value in operation.operands]
     of_left, of_right, of_result = (str(kind.element_type) for kind in kinds)
     if of_result != "f32" or not {of_left, of_right} <= {"f32", *HALVES}:
@@ -194,32 +214,24 @@ def _product_of(operation: Any, tiles: _Tiles) -> tuple[_Product, Tile] | None:
     if not all(kind.has_static_shape for kind in kinds) or not _is_zero(room):
         return None
     letters = "brck" if len(room.type.shape) > 2 else "rck"
-    of_operands = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
-    sizes = {
-        x: size for kind, of in zip(kinds, of_operands, strict=True) for x, size in zip(of, kind.shape, strict=True)
-    }
-    if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
-        return product, tile
-    if (tile := tile_for(sizes, tiles.of_floats)) is None:
-        return None
-    left, right = (_source(value, of) for value, of in zip(operands, of_operands, strict=False))
-    product = _Product(operation, sizes, _widened(left, operation), right)
-    return product if _packed(product, tile) else replace(product, right=_widened(right, operation)), tile
+    lettered = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
+    pairs = zip(kinds, lettered, strict=True)
+    return {x: size for kind, of in pairs for x, size in zip(of, kind.shape, strict=True)}, lettered
 
 
-def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[str]) -> _Product | None:
+def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[str]) -> Product | None:
     """The product of bfloat16 that `operation` is; None if it is of float32, or if a kernel cannot read an operand."""
     left, right = (_half_source(v, of) for v, of in zip(list(operation.operands)[:2], of_operands, strict=False))
     if left is None or right is None or "k" not in left[1] or not {"c", "k"} <= set(right[1]):
         return None
-    return _Product(operation, sizes, left, right)
+    return Product(operation, sizes, left, right)
 
 
 def _half_source(value: Any, letters: str) -> Lettered | None:
     """The source of an operand as bfloat16, widened before or after it is transposed; None if it is float32."""
-    source, of_source = _source(value, letters)
+    source, of_source = lettered_source(value, letters)
     narrow = narrowed(source)
-    return None if narrow is None else _source(narrow, of_source)
+    return None if narrow is None else lettered_source(narrow, of_source)
 
 
 def _widened(operand: Lettered, product: Any) -> Lettered:
@@ -240,7 +252,7 @@ def _is_zero(value: Any) -> bool:
     return is_constant and ir.FloatAttr(number.attributes["value"]).value == 0
 
 
-def _source(value: Any, letters: str) -> Lettered:
+def lettered_source(value: Any, letters: str) -> Lettered:
     """The tensor that `value` transposes, or broadcasts over the batch, with its letters; else `value` itself."""
     if (source := _copied_by(value)) is None:
         return value, letters
@@ -266,15 +278,15 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any], Any]:
+def _launch(product: Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any], Any]:
     """Launch a kernel for a product, the bias added to it and its rounding; return what it replaces, and the result."""
     operation, sizes = product.operation, product.sizes
     packed = _packed(product, tile)
-    left, left_matrix = _as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
+    left, left_matrix = as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
     blocks = product.has_blocks_of_columns and packed is None and not product.multiplies_halves
     blocks = blocks and sizes["c"] % tile.width == 0
     in_rows = product.right if packed else _in_rows(product)
-    right, right_matrix = _in_blocks(product) if blocks else _as_it_is(in_rows, "c", product)
+    right, right_matrix = in_blocks(product) if blocks else as_it_is(in_rows, "c", product)
     tensors = [right] if packed is None else packed.operands
     added = _added_row(operation.results[0])
     row = [] if added is None else [added.row]
@@ -291,7 +303,7 @@ def _launch(product: _Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any]
     return list(dict.fromkeys([*replaced, last])), launch.results[0]
 
 
-def _packed(product: _Product, tile: Tile) -> PackedWeight | None:
+def _packed(product: Product, tile: Tile) -> PackedWeight | None:
     """The right operand as it is stored, if the kernel can unpack it, or has to transpose it; else None.
 
     Blocks of columns are of whole vectors, so the kernel transposes other float32 weights itself. Vectors along the
@@ -308,7 +320,7 @@ def _packed(product: _Product, tile: Tile) -> PackedWeight | None:
     return packed
 
 
-def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Matrix]:
+def as_it_is(operand: Lettered, outer: str, product: Product) -> tuple[Any, Matrix]:
     """An operand and its layout in memory; `outer` is the letter of its dimension that is not reduced: `r` or `c`."""
     value, letters = operand
     apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
@@ -316,7 +328,7 @@ def _as_it_is(operand: Lettered, outer: str, product: _Product) -> tuple[Any, Ma
     return value, Matrix(elements, apart.get("b", 0), Strides(apart.get(outer, 0)), Strides(apart.get("k", 0)))
 
 
-def _turned(product: _Product) -> Lettered:
+def _turned(product: Product) -> Lettered:
     """The left operand, copied to row-major order; the copy is hoisted out of loops that do not change the operand.
 
     If the operand is itself the copy of a transpose, it is put behind a barrier first. Otherwise IREE 3.13.0 fuses the
@@ -331,7 +343,7 @@ def _turned(product: _Product) -> Lettered:
         return copied((value, letters), order), order
 
 
-def _in_rows(product: _Product) -> Lettered:
+def _in_rows(product: Product) -> Lettered:
     """The right operand, copied if a kernel cannot read it: neighbours are columns, or summands of bfloat16."""
     value, letters = product.right
     if letters.endswith("c") or (product.multiplies_halves and letters.endswith("k")):
@@ -341,7 +353,7 @@ def _in_rows(product: _Product) -> Lettered:
         return copied((value, letters), order), order
 
 
-def _in_blocks(product: _Product) -> tuple[Any, Matrix]:
+def in_blocks(product: Product) -> tuple[Any, Matrix]:
     """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it."""
     value, letters = product.right
     before, dimension = product.operation, letters.index("c")

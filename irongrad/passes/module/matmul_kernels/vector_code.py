@@ -78,6 +78,21 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     ir.InsertionPoint.current.insert(executable)
 
 
+def write_strip(kernel: ProductKernel, memory: Memory, strip: Any) -> None:
+    """Write code that computes one strip of a product at the current insertion point.
+
+    Args:
+        kernel: the product.
+        memory: its buffers.
+        strip: the index of the strip.
+    """
+    row = number(ir.AffineExpr.get_dim(0) * kernel.tile.rows, strip)
+    with each(constant(0), constant(kernel.panels), 1) as panel:
+        column = number(ir.AffineExpr.get_dim(0) * kernel.tile.columns, panel)
+        with each(constant(0), constant(kernel.sizes.summands), kernel.depth) as summand:
+            _write_tile(kernel, memory, Place(constant(0), strip, row, panel, column, summand))
+
+
 def _write(kernel: ProductKernel, memory: Memory) -> None:
     """Write the code of one workgroup, which computes one part."""
     sizes, tile, depth = kernel.sizes, kernel.tile, kernel.depth

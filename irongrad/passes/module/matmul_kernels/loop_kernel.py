@@ -1,0 +1,405 @@
+"""The code of a loop over time steps: one thread runs all steps for some of the rows of a batch.
+
+Between two steps no thread waits for another, nothing is launched, and the rows stay in the caches of one core. The
+idea is that of persistent recurrent networks (G. Diamos et al., "Persistent RNNs: Stashing Recurrent Weights On-Chip",
+ICML 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import arith, hal, memref, vector
+
+from irongrad.memory_model.product_tiles import Tile
+from irongrad.mlir.linalg import inputs_of
+from irongrad.mlir.walk import BOUNDS, OPERATIONS, inside
+from irongrad.passes.module.matmul_kernels import Product
+from irongrad.passes.module.matmul_kernels.loop_body import (
+    LoopBody,
+    Piece,
+    Step,
+    pieces_of,
+    slice_of,
+    unmarked,
+)
+from irongrad.passes.module.matmul_kernels.loop_code import constant, each, number, row_of, vector_of
+from irongrad.passes.module.matmul_kernels.places import Memory
+from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
+from irongrad.passes.module.matmul_kernels.vector_code import write_strip
+
+
+@dataclass(frozen=True, eq=False)
+class LoopProduct:
+    """A product of an iteration.
+
+    Attributes:
+        of: the product.
+        tile: the register tile; its rows are those of a strip.
+        right: the right operand, as the kernel reads it.
+        layout: the layout of the right operand.
+    """
+
+    of: Product
+    tile: Tile
+    right: Any
+    layout: Matrix
+
+    @property
+    def operation(self) -> Any:
+        """The operation."""
+        return self.of.operation
+
+    @property
+    def summands(self) -> int:
+        """The size of the reduction dimension."""
+        return self.of.sizes["k"]
+
+    @property
+    def columns(self) -> int:
+        """The columns of the result."""
+        return self.of.sizes["c"]
+
+    @property
+    def left(self) -> tuple[Piece, ...]:
+        """The parts of the left operand."""
+        return tuple(pieces_of(self.operation.operands[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Store:
+    """A piece that an iteration stores.
+
+    Attributes:
+        stage: how many products have to be there before: the store is behind the products of the stages before.
+        piece: the values.
+        buffer: the key of the memory.
+        width: the columns of a row of the memory.
+        step: the row of a stack; None for memory that each iteration overwrites.
+    """
+
+    stage: int
+    piece: Piece
+    buffer: Any
+    width: int
+    step: Step | None
+
+
+@dataclass(frozen=True, eq=False)
+class LoopKernel:
+    """A loop as a kernel.
+
+    Attributes:
+        body: the loop.
+        products: its products, in order.
+        rows: the rows of the batch that one thread computes.
+    """
+
+    body: LoopBody
+    products: tuple[LoopProduct, ...]
+    rows: int
+
+    @property
+    def width(self) -> int:
+        """The number of elements in a vector."""
+        return self.products[0].tile.width
+
+    @cached_property
+    def read(self) -> list[Any]:
+        """The tensors that the kernel reads, without right operands: each initial value, and every value read."""
+        first = [self.body.loop.operands[BOUNDS + c.place] for c in self.body.carries]
+        found: dict[Any, None] = {}
+        for leaf in (leaf for store in self.stores for leaf in self.body.leaves(store.piece.values)):
+            row = self.body.row_of_stack(leaf)
+            if row is not None or self.body.is_outside(leaf):
+                found[leaf if row is None else row[0]] = None
+        return [*first, *found]
+
+    @cached_property
+    def by_operation(self) -> dict[Any, int]:
+        """The number of each product."""
+        return {p.operation: i for i, p in enumerate(self.products)}
+
+    @cached_property
+    def after(self) -> dict[LoopProduct, int]:
+        """The stage behind which each product is computed."""
+        stages: dict[LoopProduct, int] = {}
+        for product in self.products:
+            stages[product] = max(self._stage(piece.values, stages) for piece in product.left)
+        return stages
+
+    def level(self, value: Any) -> int:
+        """How many products in turn have to be computed before `value`."""
+        return self._stage(value, self.after)
+
+    def _stage(self, value: Any, stages: Mapping[LoopProduct, int]) -> int:
+        numbers = [self.by_operation.get(leaf.owner) for leaf in self.body.leaves(value)]
+        return max((stages[self.products[n]] + 1 for n in numbers if n is not None), default=0)
+
+    def carried_left(self, product: LoopProduct) -> int | None:
+        """The number of the carried value that a product reads where it is; None if its left operand is computed."""
+        (first, *others) = product.left
+        found = [i for i, c in enumerate(self.body.carries) if c.argument == first.values]
+        return found[0] if found and not others else None
+
+    @cached_property
+    def stores(self) -> list[_Store]:
+        """What an iteration stores, by stage.
+
+        A carried value is overwritten when nothing will read it any more. A value that is computed from carried values
+        has their width, so in one stage those are stored together, after all of them are read.
+        """
+        found = []
+        for stack in self.body.stacks:
+            width = self.body.loop.results[stack.place].type.shape[2]
+            found += [_Store(self.level(p.values), p, stack, width, stack.step) for p in stack.pieces]
+        for product in self.products:
+            if self.carried_left(product) is None:
+                stage = self.after[product]
+                found += [_Store(stage, p, product, product.summands, None) for p in product.left]
+        carried = {c: self.level(c.piece.values) for c in self.body.carries}
+        for product in self.products:
+            if (place := self.carried_left(product)) is not None:
+                carry = self.body.carries[place]
+                carried[carry] = max(carried[carry], self.after[product] + 1)
+        reads = [(s.stage, self.body.carried_in(s.piece.values)) for s in found]
+        for _ in self.body.carries:
+            for carry in self.body.carries:
+                others = [(carried[c], self.body.carried_in(c.piece.values)) for c in self.body.carries]
+                late = [stage for stage, read in (*reads, *others) if carry.argument in read]
+                carried[carry] = max([carried[carry], *late])
+        found += [_Store(stage, c.piece, c, c.piece.columns, None) for c, stage in carried.items()]
+        return sorted(found, key=lambda s: (s.stage, s.piece.columns))
+
+    @property
+    def made(self) -> list[ir.Type]:
+        """The types of the tensors that the kernel writes: the loop's results, then working memory."""
+        element = ir.F32Type.get()
+        sizes = [p.columns for p in self.products]
+        sizes += [p.summands for p in self.products if self.carried_left(p) is None]
+        working = [ir.RankedTensorType.get([self.body.batch, size], element) for size in sizes]
+        return [*(r.type for r in self.body.loop.results), *working]
+
+    @property
+    def tensors(self) -> int:
+        """The number of tensors that the kernel reads and writes."""
+        return len(self.read) + len(self.products) + len(self.made)
+
+    @property
+    def operations(self) -> int:
+        """The arithmetic operations of the products of all iterations."""
+        return 2 * self.body.trips * self.body.batch * sum(p.summands * p.columns for p in self.products)
+
+
+def executable_of(kernel: LoopKernel, name: str) -> Any:
+    """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
+    bindings = ", ".join(f"%{i}: !stream.binding" for i in range(kernel.tensors))
+    executable = ir.Operation.parse(f"""stream.executable private @{name} {{
+        stream.executable.export public @{name} workgroups() -> (index, index, index) {{
+          %x = arith.constant {kernel.body.batch // kernel.rows} : index
+          %y = arith.constant 1 : index
+          stream.return %x, %y, %y : index, index, index
+        }}
+        builtin.module {{
+          func.func @{name}({bindings}) {{
+            return
+          }}
+        }}
+    }}""")
+    (function,) = (op for op in inside(executable) if op.name == "func.func")
+    block = function.regions[0].blocks[0]
+    with ir.InsertionPoint.at_block_terminator(block):
+        _Writer.of(kernel, list(block.arguments)).write()
+    executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), kernel.operations)
+    return executable
+
+
+@dataclass(frozen=True, eq=False)
+class _Writer:
+    """Writes the code of one workgroup.
+
+    Attributes:
+        kernel: the kernel.
+        read: the memory of each value that is read, by value.
+        first: the memory of the initial values, in the order of the carried values.
+        rights: the memory of the right operands, in the order of the products.
+        results: the memory of products, in their order.
+        written: the memory of stacks, carried values and left operands, by `_Store.buffer`.
+    """
+
+    kernel: LoopKernel
+    read: dict[Any, Any]
+    first: Sequence[Any]
+    rights: Sequence[Any]
+    results: Sequence[Any]
+    written: dict[Any, Any]
+
+    @classmethod
+    def of(cls, kernel: LoopKernel, bindings: Sequence[Any]) -> _Writer:
+        """A writer for a function with the arguments `bindings`."""
+        body, given = kernel.body, len(kernel.read)
+        sizes = [_size(v.type) for v in kernel.read] + [p.layout.elements for p in kernel.products]
+        sizes += [_size(kind) for kind in kernel.made]
+        rows = [row_of(b, size) for b, size in zip(bindings, sizes, strict=True)]
+        behind = given + len(kernel.products)
+        read, rights, made = rows[:given], rows[given:behind], rows[behind:]
+        results, working = made[: len(body.loop.results)], made[len(body.loop.results) :]
+        lefts = [p for p in kernel.products if kernel.carried_left(p) is None]
+        written: dict[Any, Any] = {s: results[s.place] for s in body.stacks}
+        written |= {c: results[c.place] for c in body.carries}
+        written |= dict(zip(lefts, working[len(kernel.products) :], strict=True))
+        first = read[: len(body.carries)]
+        values = dict(zip(kernel.read[len(body.carries) :], read[len(body.carries) :], strict=True))
+        return cls(kernel, values, first, rights, working[: len(kernel.products)], written)
+
+    def write(self) -> None:
+        """Write the code at the current insertion point."""
+        kernel, body = self.kernel, self.kernel.body
+        d = ir.AffineExpr.get_dim(0)
+        strip = hal.interface_workgroup_id(0)
+        rows = number(d * kernel.rows, strip), number(d * kernel.rows + kernel.rows, strip)
+        for carry, memory in zip(body.carries, self.first, strict=True):
+            self._copy(memory, self.written[carry], carry.piece.columns, rows)
+        last = max(s.stage for s in kernel.stores)
+        with each(constant(0), constant(body.trips), 1) as iteration:
+            for stage in range(last + 1):
+                stores = [s for s in kernel.stores if s.stage == stage]
+                for columns, group in groupby(stores, key=lambda s: s.piece.columns):
+                    self._store(list(group), columns, iteration, rows)
+                for index, product in enumerate(kernel.products):
+                    if kernel.after[product] == stage < last:
+                        self._multiply(index, product, strip)
+
+    @contextmanager
+    def _each(self, rows: tuple[Any, Any], columns: int) -> Iterator[tuple[Any, Any]]:
+        """Write code for each vector of some rows of `columns` numbers, given its row and its first column."""
+        with each(*rows, 1) as row, each(constant(0), constant(columns), self.kernel.width) as column:
+            yield row, column
+
+    def _copy(self, source: Any, target: Any, columns: int, rows: tuple[Any, Any]) -> None:
+        """Write code that copies rows of a matrix."""
+        r, c = (ir.AffineExpr.get_dim(i) for i in range(2))
+        with self._each(rows, columns) as (row, column):
+            place = number(r * columns + c, row, column)
+            vector.store(vector.load(self.vector, source, [place]), target, [place])
+
+    def _store(self, stores: Sequence[_Store], columns: int, iteration: Any, rows: tuple[Any, Any]) -> None:
+        """Write code that computes and stores pieces of equally many columns."""
+        with self._each(rows, columns) as (row, column):
+            at = _Point(self, iteration, row, column)
+            values = [at.value(s.piece.values, 0) for s in stores]
+            for store, value in zip(stores, values, strict=True):
+                place = at.place(store.width, store.piece.column, store.step)
+                vector.store(value, self.written[store.buffer], [place])
+
+    def _multiply(self, index: int, product: LoopProduct, strip: Any) -> None:
+        """Write code that computes a product of the rows of a strip."""
+        kernel, batch = self.kernel, self.kernel.body.batch
+        carried = kernel.carried_left(product)
+        left = self.written[product if carried is None else kernel.body.carries[carried]]
+        layout = Matrix(batch * product.summands, 0, Strides(product.summands), Strides(1))
+        sizes = MatmulShape(1, batch, product.columns, product.summands)
+        of_product = ProductKernel(sizes, product.tile, layout, product.layout, False)
+        write_strip(of_product, Memory(left, self.rights[index], None, self.results[index]), strip)
+
+    @property
+    def vector(self) -> ir.Type:
+        """The type of a vector."""
+        return vector_of(self.kernel.products[0].tile)
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """The place of a vector in an iteration's values.
+
+    Attributes:
+        writer: the writer of the kernel.
+        iteration: the number of the iteration.
+        row: the row in the batch.
+        column: the first column.
+        known: the vectors that are there, by value and offset.
+    """
+
+    writer: _Writer
+    iteration: Any
+    row: Any
+    column: Any
+    known: dict[tuple[Any, int], Any] = field(default_factory=dict)
+
+    def place(self, width: int, offset: int, step: Step | None) -> Any:
+        """The index of a vector in memory whose rows have `width` elements."""
+        t, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
+        of_step = 0 if step is None else (step.first + t * step.sign) * (self.writer.kernel.body.batch * width)
+        return number(of_step + r * width + c + offset, self.iteration, self.row, self.column)
+
+    def value(self, value: Any, offset: int) -> Any:
+        """The vector of `value`, `offset` columns behind the place."""
+        value = unmarked(value)
+        key = (value, offset)
+        if key not in self.known:
+            self.known[key] = self._computed(value, offset)
+        return self.known[key]
+
+    def _computed(self, value: Any, offset: int) -> Any:
+        writer, kernel = self.writer, self.writer.kernel
+        if kernel.body.is_outside(value):
+            return self._given(value, offset)
+        if (row := kernel.body.row_of_stack(value)) is not None:
+            stack, step, column = row
+            return self._load(writer.read[stack], stack.type.shape[2], column + offset, step)
+        if isinstance(value.owner, ir.Block):
+            (carry,) = (c for c in kernel.body.carries if c.argument == value)
+            return self._load(writer.written[carry], value.type.shape[1], offset)
+        if value.owner in kernel.by_operation:
+            return self._load(writer.results[kernel.by_operation[value.owner]], value.type.shape[1], offset)
+        if (sliced := slice_of(value)) is not None:
+            return self.value(sliced[0], sliced[1] + offset)
+        return self._elementwise(value.owner, offset)
+
+    def _given(self, value: Any, offset: int) -> Any:
+        """A vector of a matrix, of a row or of a number from outside of the loop."""
+        memory, shape = self.writer.read[value], value.type.shape
+        if len(shape) == 2:
+            return self._load(memory, shape[1], offset)
+        if len(shape) == 1:
+            return vector.load(self.writer.vector, memory, [number(ir.AffineExpr.get_dim(0) + offset, self.column)])
+        return vector.broadcast(self.writer.vector, memref.load(memory, [constant(0)]))
+
+    def _load(self, memory: Any, width: int, offset: int, step: Step | None = None) -> Any:
+        return vector.load(self.writer.vector, memory, [self.place(width, offset, step)])
+
+    def _elementwise(self, operation: Any, offset: int) -> Any:
+        """The vector that the code of a `linalg.generic` computes."""
+        block = operation.regions[0].blocks[0]
+        known = {a: self.value(i, offset) for a, i in zip(block.arguments, inputs_of(operation), strict=False)}
+        *body, last = (op.operation for op in block)
+        for op in body:
+            kinds = [ir.VectorType.get([self.writer.kernel.width], r.type) for r in op.results]
+            given = [known[o] if o in known else _splat(o, self.writer.kernel.width) for o in op.operands]
+            attributes = {name: op.attributes[name] for name in op.attributes}
+            if op.name == "arith.constant":
+                known[op.result] = _splat(op.result, self.writer.kernel.width)
+                continue
+            made = ir.Operation.create(op.name, kinds, given, attributes)
+            known |= dict(zip(op.results, made.results, strict=True))
+        result = last.operands[0]
+        return known[result] if result in known else _splat(result, self.writer.kernel.width)
+
+
+def _splat(value: Any, width: int) -> Any:
+    """A vector of a constant."""
+    kind = ir.VectorType.get([width], value.type)
+    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, value.owner.attributes["value"]))
+
+
+def _size(kind: Any) -> int:
+    size = 1
+    for extent in kind.shape:
+        size *= extent
+    return size

@@ -1,0 +1,160 @@
+"""Loops over time steps, as kernels of our own on x86-64 CPUs.
+
+IREE 3.13.0 launches a kernel for each product, for each group of elementwise operations and for each copy of an
+iteration. A step of an LSTM of 256 units over 64 characters launches 3,000 kernels. Here each layer is one launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from iree.compiler import ir
+from iree.compiler.dialects import flow
+
+from irongrad.memory_model.product_tiles import TILES, Tile
+from irongrad.mlir.device import cpu_of
+from irongrad.mlir.walk import inside, text_of
+from irongrad.passes.base import PassResult
+from irongrad.passes.module.matmul_kernels import (
+    ARCHITECTURE,
+    Product,
+    as_it_is,
+    dimensions_of,
+    in_blocks,
+    lettered_source,
+)
+from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
+from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, executable_of
+from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
+from irongrad.passes.module_pass import ModuleContext, ModulePass
+
+# The most tensors of a kernel: IREE 3.13.0 loads no kernel of over 32.
+_MOST_TENSORS = 30
+
+# The fewest and the most rows that one thread computes at once.
+_FEWEST_ROWS, _MOST_ROWS = 3, 16
+
+# Thread counts for which rows are divided.
+_THREADS = (2, 4, 8)
+
+# The vector registers, by the width of a vector.
+_REGISTERS = {16: 32, 8: 16}
+
+
+@dataclass(frozen=True)
+class LoopKernels(ModulePass):
+    """Compute loops over time steps by kernels of our own, on x86-64 with AVX2 or AVX-512.
+
+    Before:
+        %r:3 = scf.for %t = %c0 to %c64 step %c1 iter_args(...) { linalg.matmul; linalg.generic; tensor.insert_slice }
+    After:
+        %r:5 = flow.dispatch @loop_0::@loop_0(...)
+
+    IREE compiles all other loops: those of an unknown number of iterations, and those that do anything else than
+    products with fixed matrices and elementwise code.
+    """
+
+    name: ClassVar[str] = "loop-kernels"
+
+    def applies(self, context: ModuleContext) -> bool:
+        """With data tiling, as the kernels of products."""
+        return context.data_tiling
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        architecture, features = cpu_of(module)
+        tiles = next((found for feature, found in TILES.items() if feature in features), None)
+        if architecture != ARCHITECTURE or tiles is None:
+            return PassResult(False)
+        bodies = [body for op in list(inside(module.operation)) if op.name == "scf.for" and (body := body_of(op))]
+        executables: dict[str, str] = {}
+        launched = 0
+        for body in bodies:
+            kernel = _kernel(body, tiles[0].width)
+            if kernel is not None:
+                _launch(kernel, module, executables)
+                launched += 1
+        return PassResult(launched > 0, {"loops": launched, "kernels": len(executables)})
+
+
+def _kernel(body: LoopBody, width: int) -> LoopKernel | None:
+    """The kernel of a loop; None if its sizes do not fit vectors, or if it has too many tensors."""
+    products = [p for operation in body.products if (p := _product_of(operation, body))]
+    rows = _rows(body.batch, [p.sizes["c"] for p in products], width)
+    if rows is None or len(products) < len(body.products):
+        return None
+    kernel = LoopKernel(body, tuple(_unpacked(product, rows, width) for product in products), rows)
+    fits = all(store.piece.columns % width == 0 for store in kernel.stores)
+    return kernel if fits and kernel.tensors <= _MOST_TENSORS else None
+
+
+def _unpacked(product: Product, rows: int, width: int) -> LoopProduct:
+    """A product with its right operand in place."""
+    sizes = product.sizes
+    tile = Tile(rows, _vectors(rows, sizes["c"], width), width)
+    return LoopProduct(product, tile, *as_it_is(product.right, "c", product))
+
+
+def _product_of(operation: Any, body: LoopBody) -> Product | None:
+    """A product of an iteration; None if it is no product of the batch's rows with a fixed matrix of float32."""
+    lettered = dimensions_of(operation)
+    if lettered is None or lettered[1][::2] != ["rk", "rc"]:
+        return None
+    left, right = list(operation.operands)[:2]
+    right = lettered_source(right, lettered[1][1])
+    fixed = body.is_outside(right[0]) and str(right[0].type.element_type) == "f32"
+    if not fixed or packed_weight(right[0]) is not None:
+        return None
+    return Product(operation, lettered[0], (left, "rk"), right)
+
+
+def _rows(batch: int, columns: list[int], width: int) -> int | None:
+    """How many rows one thread computes at once; None if no number of rows is good."""
+    ways = [rows for rows in range(_FEWEST_ROWS, _MOST_ROWS + 1) if batch % rows == 0]
+    ways = [rows for rows in ways if all(_vectors(rows, c, width) for c in columns)]
+
+    def time(rows: int) -> float:
+        strips = batch // rows
+        of_tile = sum((rows * v + rows + v) / v * c for c in columns for v in [_vectors(rows, c, width)])
+        return sum(-(-strips // threads) * threads for threads in _THREADS) * of_tile
+
+    return min(ways, key=time, default=None)
+
+
+def _vectors(rows: int, columns: int, width: int) -> int:
+    """The vectors in a row of a tile: as many as registers hold, and columns consist of; 0 if there are none."""
+    return next((v for v in (4, 3, 2, 1) if columns % (v * width) == 0 and rows * v + v + 1 <= _REGISTERS[width]), 0)
+
+
+def _packed(product: LoopProduct) -> LoopProduct:
+    """A product with its right operand in column blocks, if these are read faster."""
+    if not product.of.has_blocks_of_columns:
+        return product
+    right, layout = in_blocks(product.of)
+    return replace(product, right=right, layout=layout)
+
+
+def _launch(kernel: LoopKernel, module: ir.Module, executables: dict[str, str]) -> None:
+    """Replace a loop by a launch of its kernel; equal kernels share one."""
+    kernel = replace(kernel, products=tuple(map(_packed, kernel.products)))
+    loop = kernel.body.loop
+    with ir.Location.unknown(module.context):
+        executable = executable_of(kernel, "loop")
+        text = text_of(executable)
+        if text not in executables:
+            name = f"loop_{len(executables)}_{kernel.body.trips}x{kernel.body.batch}"
+            executables[text] = name
+            ir.InsertionPoint.at_block_begin(module.body).insert(executable_of(kernel, name))
+        executable.erase()
+    name = executables[text]
+    entry_point = ir.ArrayAttr.get([ir.SymbolRefAttr.get([name, name])])
+    with loop.location, ir.InsertionPoint(loop):
+        given = [*kernel.read, *(p.right for p in kernel.products)]
+        made = flow.DispatchOp(kernel.made, [], entry_point, given, [], []).results
+    for old, new in zip(loop.results, made, strict=False):
+        old.replace_all_uses_with(new)
+    loop.erase()
+
+
+PASS = LoopKernels

@@ -1,0 +1,296 @@
+"""The pass loop-kernels makes one kernel of a loop whose rows never meet, which computes what the loop does."""
+
+from __future__ import annotations
+
+import platform
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import irongrad as ig
+from irongrad.mlir.walk import inside, parsed
+from irongrad.passes.module.matmul_kernels import loops
+from irongrad.passes.module.matmul_kernels.loops import LoopKernels
+from irongrad.pipeline.iree.compile import compile_module
+from irongrad.targets import parse_target
+from tests.fixtures.module_texts import Written, functions_of
+
+AVX2_TARGET = "llvm-cpu:cpu=x86-64-v3"
+STEPS, BATCH, WIDTH = 9, 6, 32
+
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
+
+# Two carried values and a stack: h' = h w + row + bias, c' = (h + c) / 2; the stack is of h'.
+LOOP = """func.func @f(%w: tensor<32x32xf32>, %h0: tensor<6x32xf32>, %c0: tensor<6x32xf32>, %rows: tensor<9x6x32xf32>,
+    %bias: tensor<32xf32>, %mix: tensor<6x6xf32>, %m: i32)
+    -> (tensor<6x32xf32>, tensor<6x32xf32>, tensor<9x6x32xf32>) {
+  %first = arith.constant 0 : index
+  %n = arith.index_cast %m : i32 to index
+  %trips = arith.constant 9 : index
+  %last = arith.constant 8 : index
+  %step = arith.constant 1 : index
+  %zero = arith.constant 0.0 : f32
+  %half = arith.constant 0.5 : f32
+  %empty = tensor.empty() : tensor<6x32xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<6x32xf32>) -> tensor<6x32xf32>
+  %stack = tensor.empty() : tensor<9x6x32xf32>
+  %end:3 = scf.for %t = %first to %trips step %step iter_args(%h = %h0, %c = %c0, %s = %stack)
+      -> (tensor<6x32xf32>, tensor<6x32xf32>, tensor<9x6x32xf32>) {
+    %back = arith.subi %last, %t : index
+    %row = tensor.extract_slice %rows[%t, 0, 0] [1, 6, 32] [1, 1, 1] : tensor<9x6x32xf32> to tensor<6x32xf32>
+    %product = linalg.matmul ins(%h, %w : tensor<6x32xf32>, tensor<32x32xf32>) outs(%zeros : tensor<6x32xf32>)
+        -> tensor<6x32xf32>
+    %new = linalg.generic {
+        indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (j)>,
+            affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]
+    } ins(%product, %row, %bias : tensor<6x32xf32>, tensor<6x32xf32>, tensor<32xf32>)
+        outs(%empty : tensor<6x32xf32>) {
+    ^bb0(%a: f32, %b: f32, %d: f32, %o: f32):
+      %x = arith.addf %a, %b : f32
+      %y = arith.addf %x, %d : f32
+      linalg.yield %y : f32
+    } -> tensor<6x32xf32>
+    %mean = linalg.generic {
+        indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>],
+        iterator_types = ["parallel", "parallel"]
+    } ins(%h, %c : tensor<6x32xf32>, tensor<6x32xf32>) outs(%empty : tensor<6x32xf32>) {
+    ^bb0(%a: f32, %b: f32, %o: f32):
+      %x = arith.addf %a, %b : f32
+      %y = arith.mulf %x, %half : f32
+      linalg.yield %y : f32
+    } -> tensor<6x32xf32>
+    %next = tensor.insert_slice %new into %s[%t, 0, 0] [1, 6, 32] [1, 1, 1]
+        : tensor<6x32xf32> into tensor<9x6x32xf32>
+    scf.yield %new, %mean, %next : tensor<6x32xf32>, tensor<6x32xf32>, tensor<9x6x32xf32>
+  }
+  return %end#0, %end#1, %end#2 : tensor<6x32xf32>, tensor<6x32xf32>, tensor<9x6x32xf32>
+}"""
+
+_HALVES = """%left = tensor.extract_slice %mean[0, 0] [6, 16] [1, 1] : tensor<6x32xf32> to tensor<6x16xf32>
+    %right = tensor.extract_slice %mean[0, 16] [6, 16] [1, 1] : tensor<6x32xf32> to tensor<6x16xf32>
+    %one = tensor.insert_slice %right into %empty[0, 0] [6, 16] [1, 1] : tensor<6x16xf32> into tensor<6x32xf32>
+    %turned = tensor.insert_slice %left into %one[0, 16] [6, 16] [1, 1] : tensor<6x16xf32> into tensor<6x32xf32>
+    %next ="""
+_TURNED_ROWS = """%upper = tensor.extract_slice %new[0, 0] [3, 32] [1, 1] : tensor<6x32xf32> to tensor<3x32xf32>
+    %lower = tensor.extract_slice %new[3, 0] [3, 32] [1, 1] : tensor<6x32xf32> to tensor<3x32xf32>
+    %one = tensor.insert_slice %lower into %empty[0, 0] [3, 32] [1, 1] : tensor<3x32xf32> into tensor<6x32xf32>
+    %turned = tensor.insert_slice %upper into %one[3, 0] [3, 32] [1, 1] : tensor<3x32xf32> into tensor<6x32xf32>
+    %next ="""
+_PART = """%left = tensor.extract_slice %product[0, 0] [6, 16] [1, 1] : tensor<6x32xf32> to tensor<6x16xf32>
+    %turned = tensor.insert_slice %left into %empty[0, 16] [6, 16] [1, 1] : tensor<6x16xf32> into tensor<6x32xf32>
+    %next ="""
+
+_CHANGED_MATRIX = """%v = tensor.insert_slice %h into %w[0, 0] [6, 32] [1, 1]
+        : tensor<6x32xf32> into tensor<32x32xf32>
+    %product ="""
+_ITERATION = """%i = linalg.index 0 : index
+      %k = arith.index_cast %i : index to i32
+      %e = arith.sitofp %k : i32 to f32
+      %y = arith.addf %x, %e"""
+_READ_NUMBER = """%changing = tensor.extract %h[%first, %first] : tensor<6x32xf32>
+    %mean ="""
+_SUM = """%sum = linalg.generic {
+        indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>],
+        iterator_types = ["parallel", "parallel"]
+    } ins(%h, %c : tensor<6x32xf32>, tensor<6x32xf32>) outs(%empty : tensor<6x32xf32>) {
+    ^bb0(%a: f32, %b: f32, %o: f32):
+      %x = arith.addf %a, %b : f32
+      linalg.yield %x : f32
+    } -> tensor<6x32xf32>
+    %product ="""
+
+# What is replaced in the loop, so that its rows meet, or so that a kernel would compute something else.
+REFUSED = {
+    "rows are summed": [
+        (
+            "%product = linalg.matmul ins(%h, %w : tensor<6x32xf32>, tensor<32x32xf32>)",
+            "%product = linalg.matmul ins(%mix, %h : tensor<6x6xf32>, tensor<6x32xf32>)",
+        )
+    ],
+    "rows are exchanged": [("%next =", _TURNED_ROWS), ("scf.yield %new, %mean", "scf.yield %turned, %mean")],
+    "columns of a carried value are exchanged": [("%next =", _HALVES), ("%new, %mean, %next", "%new, %turned, %next")],
+    "a stored value is not whole": [("%next =", _PART), ("insert_slice %new into %s", "insert_slice %turned into %s")],
+    "the matrix changes": [
+        ("ins(%h, %w : tensor<6x32xf32>, tensor<32x32xf32>)", "ins(%h, %v : tensor<6x32xf32>, tensor<32x32xf32>)"),
+        ("%product =", _CHANGED_MATRIX),
+    ],
+    "the stack is read": [("extract_slice %rows[%t", "extract_slice %s[%t")],
+    "the stack has a row more": [("9x6x32", "10x6x32")],
+    "the stack has a row less": [("9x6x32", "8x6x32")],
+    "the first row is none": [("%last = arith.constant 8", "%last = arith.constant 9"), ("%rows[%t", "%rows[%back")],
+    "each iteration writes one row": [("into %s[%t, 0, 0]", "into %s[%first, 0, 0]")],
+    "the stack begins with numbers": [("%s = %stack", "%s = %rows")],
+    "the number of iterations is unknown": [("to %trips", "to %n")],
+    "every other iteration": [("%step = arith.constant 1", "%step = arith.constant 2")],
+    "the iteration is a number": [("%x = arith.addf %a, %d", ""), ("%y = arith.addf %x, %d", _ITERATION)],
+    "a column for all": [
+        ("affine_map<(i, j) -> (j)>", "affine_map<(i, j) -> (i)>"),
+        ("tensor<32xf32>", "tensor<6xf32>"),
+    ],
+    "a product is added to ones": [("%zero = arith.constant 0.0", "%zero = arith.constant 1.0")],
+    "a number is read": [("%half : f32", "%changing : f32"), ("%mean =", _READ_NUMBER)],
+    "two rows": [("6x32", "2x32"), ("[1, 6, 32]", "[1, 2, 32]")],
+    "too many rows for a tile": [("6x32", "17x32"), ("[1, 6, 32]", "[1, 17, 32]")],
+    "columns that are no vectors": [
+        ("x32xf32", "x40xf32"),
+        ("32x40", "40x40"),
+        ("6, 32]", "6, 40]"),
+        ("tensor<32xf32>", "tensor<40xf32>"),
+    ],
+    "float64": [("f32", "f64")],
+}
+
+# What is replaced in the loop so that a kernel still computes it, and an iteration:
+# (h, c, row, product) -> (h, c, kept).
+Iteration = Callable[[Any, Any, Any, Any], tuple[Any, Any, Any]]
+COMPUTED: dict[str, tuple[list[tuple[str, str]], Iteration]] = {
+    "as it is": ([], lambda h, c, row, product: (product + row, (h + c) / 2, product + row)),
+    "exchanged": (
+        [("scf.yield %new, %mean", "scf.yield %c, %h")],
+        lambda h, c, row, product: (c, h, product + row),
+    ),
+    "from behind": (
+        [("%rows[%t", "%rows[%back"), ("into %s[%t", "into %s[%back")],
+        lambda h, c, row, product: (product + row, (h + c) / 2, product + row),
+    ),
+    "halves": (
+        [
+            ("%next =", _HALVES.replace("%mean", "%product")),
+            ("insert_slice %new into %s", "insert_slice %turned into %s"),
+        ],
+        lambda h, c, row, product: (product + row, (h + c) / 2, np.roll(product, 16, 1)),
+    ),
+    "a product of a sum": (
+        [
+            ("%product =", _SUM),
+            ("ins(%h, %w :", "ins(%sum, %w :"),
+        ],
+        lambda h, c, row, product: (product + row, (h + c) / 2, product + row),
+    ),
+}
+
+
+def written(changes: list[tuple[str, str]]) -> str:
+    text = LOOP
+    for old, new in changes:
+        text = text.replace(old, new)
+    return text
+
+
+def kernels(text: str, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...] = ("avx512f",)) -> int:
+    """How many loops the pass replaces."""
+    monkeypatch.setattr(loops, "cpu_of", lambda module: ("x86_64", features))
+    with parsed(text.encode()) as module:
+        changed = LoopKernels().run(module)
+        assert module.operation.verify()
+        launched = [op for op in inside(module.operation) if op.name == "flow.dispatch"]
+        assert changed.changed == bool(launched)
+        return len(launched)
+
+
+@pytest.mark.parametrize("features", [("avx512f",), ("fma",)])
+def test_a_loop_is_one_kernel(monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...]) -> None:
+    assert kernels(LOOP, monkeypatch, features) == 1
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_loops_stay(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    text = written(REFUSED[case])
+    assert text != LOOP
+    assert kernels(text, monkeypatch) == 0
+
+
+def test_without_vectors_loops_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels(LOOP, monkeypatch, features=("sse2",)) == 0
+
+
+def expected(case: str, w: Any, h: Any, c: Any, rows: Any, bias: Any) -> list[Any]:
+    """The loop in float64."""
+    w, h, c, rows, bias = (np.float64(x) for x in (w, h, c, rows, bias))
+    iteration, kept = COMPUTED[case][1], []
+    order = range(STEPS)[::-1] if case == "from behind" else range(STEPS)
+    for t in order:
+        left = h + c if case == "a product of a sum" else h
+        h, c, one = iteration(h, c, rows[t] + bias, left @ w)
+        kept.append(one)
+    return [h, c, np.stack(kept[::-1] if case == "from behind" else kept)]
+
+
+@x86
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+def test_kernels_compute_what_loops_do(tmp_path: Path, around_pass: Callable[..., list[bytes]], target: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (WIDTH, WIDTH), (BATCH, WIDTH), (BATCH, WIDTH), (STEPS, BATCH, WIDTH), (WIDTH,)
+    w, *others = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
+    given = [w / 6, *others]
+    texts = [written(changes).replace("@f(", f"@f{n}(") for n, (changes, _) in enumerate(COMPUTED.values())]
+    modules = around_pass(LoopKernels)
+    loaded = functions_of(compile_module(Written("\n".join(texts)), parse_target(target), tmp_path).vmfb)
+    with parsed(modules[-1]) as module:
+        launched = [op for op in inside(module.operation) if op.name == "flow.dispatch"]
+        assert len(launched) == len(COMPUTED)
+    for n, case in enumerate(COMPUTED):
+        found = getattr(loaded, f"f{n}")(*given, np.zeros((BATCH, BATCH), np.float32), 9)
+        for ours, exact in zip(found, expected(case, *given), strict=True):
+            np.testing.assert_allclose(ours.to_host(), exact, rtol=1e-5, atol=1e-5, err_msg=case)
+
+
+def check_layer(layer: nn.Module, x: torch.Tensor, target: str) -> None:
+    """Compile a layer's outputs, last state and gradients, which are verified against eager float64."""
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def fn(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, state = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+        states = torch.utils._pytree.tree_leaves(state)
+        return y.square().sum() + sum(s.pow(3).sum() for s in states), y, *states
+
+    ig.compile_function(fn, (x, *(v.detach().clone() for v in values)), gradients=True, target=target, cache=False)
+
+
+def launched_in(modules: list[bytes]) -> int:
+    with parsed(modules[-1]) as module:
+        return sum(op.name == "flow.dispatch" for op in inside(module.operation))
+
+
+LAYERS = {
+    "LSTM with a projection": (lambda: nn.LSTM(20, 48, 2, bidirectional=True, proj_size=16), AVX2_TARGET, 8),
+    "LSTM": (lambda: nn.LSTM(20, 32), "llvm-cpu", 2),
+    "GRU": (lambda: nn.GRU(20, 48, batch_first=True), "llvm-cpu", 2),
+    "GRU without bias, 2 layers": (lambda: nn.GRU(20, 16, 2, bias=False), AVX2_TARGET, 4),
+    "RNN": (lambda: nn.RNN(20, 16, 2), "llvm-cpu", 4),
+    "RNN of relu": (lambda: nn.RNN(20, 16, nonlinearity="relu"), "llvm-cpu", 2),
+    "a width that is no multiple": (lambda: nn.GRU(20, 27), "llvm-cpu", 0),
+}
+
+
+@x86
+@pytest.mark.parametrize("case", LAYERS)
+def test_recurrent_layers_are_kernels(around_pass: Callable[..., list[bytes]], case: str) -> None:
+    """A kernel forwards, and one backwards, for each layer and direction."""
+    torch.manual_seed(0)
+    make, target, count = LAYERS[case]
+    layer, modules = make(), around_pass(LoopKernels)
+    check_layer(layer, torch.randn(*((6, 18) if getattr(layer, "batch_first", False) else (18, 6)), 20), target)
+    assert launched_in(modules) == count
+
+
+@x86
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_layers_of_any_size_are_right(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    kind = rng.choice([nn.LSTM, nn.GRU, nn.RNN])
+    size, width = rng.randint(1, 70), 16 * rng.randint(1, 9) + rng.choice([0, 0, 0, 8, 5])
+    options: dict[str, Any] = {"num_layers": rng.randint(1, 2), "bidirectional": rng.random() < 0.3}
+    if kind is nn.LSTM and rng.random() < 0.3:
+        options["proj_size"] = rng.randint(1, width - 1)
+    layer = kind(size, width, bias=rng.random() < 0.8, **options)
+    target = rng.choice(["llvm-cpu", AVX2_TARGET])
+    check_layer(layer, torch.randn(rng.randint(17, 33), rng.randint(1, 34), size), target)
