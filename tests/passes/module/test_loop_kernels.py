@@ -82,6 +82,9 @@ _TURNED_ROWS = """%upper = tensor.extract_slice %new[0, 0] [3, 32] [1, 1] : tens
     %one = tensor.insert_slice %lower into %empty[0, 0] [3, 32] [1, 1] : tensor<3x32xf32> into tensor<6x32xf32>
     %turned = tensor.insert_slice %upper into %one[3, 0] [3, 32] [1, 1] : tensor<3x32xf32> into tensor<6x32xf32>
     %next ="""
+_JOINED = """%joined = tensor.insert_slice %product into %empty[0, 0] [6, 32] [1, 1]
+        : tensor<6x32xf32> into tensor<6x32xf32>
+    """
 _PART = """%left = tensor.extract_slice %product[0, 0] [6, 16] [1, 1] : tensor<6x32xf32> to tensor<6x16xf32>
     %turned = tensor.insert_slice %left into %empty[0, 16] [6, 16] [1, 1] : tensor<6x16xf32> into tensor<6x32xf32>
     %next ="""
@@ -116,6 +119,10 @@ REFUSED = {
     "rows are exchanged": [("%next =", _TURNED_ROWS), ("scf.yield %new, %mean", "scf.yield %turned, %mean")],
     "columns of a carried value are exchanged": [("%next =", _HALVES), ("%new, %mean, %next", "%new, %turned, %next")],
     "a stored value is not whole": [("%next =", _PART), ("insert_slice %new into %s", "insert_slice %turned into %s")],
+    "columns of a joined value are exchanged": [
+        ("%next =", _JOINED + _HALVES.replace("%mean", "%joined")),
+        ("insert_slice %new into %s", "insert_slice %turned into %s"),
+    ],
     "the matrix changes": [
         ("ins(%h, %w : tensor<6x32xf32>, tensor<32x32xf32>)", "ins(%h, %v : tensor<6x32xf32>, tensor<32x32xf32>)"),
         ("%product =", _CHANGED_MATRIX),
@@ -278,6 +285,20 @@ def test_recurrent_layers_are_kernels(around_pass: Callable[..., list[bytes]], c
     layer, modules = make(), around_pass(LoopKernels)
     check_layer(layer, torch.randn(*((6, 18) if getattr(layer, "batch_first", False) else (18, 6)), 20), target)
     assert launched_in(modules) == count
+
+
+@x86
+@pytest.mark.parametrize("layer", [nn.LSTM(20, 32), nn.GRU(20, 32), nn.RNN(20, 32)], ids=str)
+def test_under_autocast_only_the_backward_is_a_kernel(
+    tmp_path: Path, around_pass: Callable[..., list[bytes]], layer: nn.Module
+) -> None:
+    """The forward rounds its state to bfloat16. The backward runs outside of autocast, in float32."""
+    inputs = {"x": torch.randn(18, 6, 20), "y": torch.randn(18, 6, 32)}
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    step = ig.TrainStep(layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), optimizer, inputs)
+    modules = around_pass(LoopKernels)
+    ig.compile(step, tmp_path, precision="bf16", entry_points=("train_step",), cache=False)
+    assert launched_in(modules) == 1
 
 
 @x86

@@ -126,14 +126,14 @@ class LoopBody:
     def given(self, value: Any) -> list[Any]:
         """The values from which `value` is computed, matrices of the batch or shared; none for a leaf.
 
-        Leaves are values from outside of the loop, rows of stacks, carried values and products.
+        Leaves are values from outside of the loop, rows of stacks, carried values, products, and results of operations
+        that no kernel computes.
         """
-        if self.is_outside(value) or isinstance(value.owner, ir.Block) or value.owner in self.products:
+        if self.is_outside(value) or isinstance(value.owner, ir.Block) or self.row_of_stack(value) is not None:
             return []
-        if self.row_of_stack(value) is not None:
-            return []
-        sliced = slice_of(value)
-        return [sliced[0]] if sliced is not None else [unmarked(v) for v in inputs_of(value.owner)]
+        if (sliced := slice_of(value)) is not None:
+            return [sliced[0]]
+        return [unmarked(v) for v in inputs_of(value.owner)] if value.owner.name == GENERIC else []
 
     def leaves(self, value: Any) -> list[Any]:
         """The leaves from which `value` is computed, each once."""
