@@ -158,7 +158,7 @@ def test_what_takes_one_module_is_refused(directory, placed):
         run_module(placed.manifest, directory, "train_step")
     with pytest.raises(UserError, match="compile the step itself again"):
         CliRunner().invoke(rebuild.command, [str(directory)], catch_exceptions=False)
-    with pytest.raises(UserError, match="a profile is of one module: profile the whole step"):
+    with pytest.raises(UserError, match="a profile is of one module: compile the step without place"):
         CliRunner().invoke(profile.command, [str(directory)], catch_exceptions=False)
 
 
