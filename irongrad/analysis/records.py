@@ -12,6 +12,9 @@ FORMAT_VERSION = 1
 
 SEPARATOR = "|"
 
+# Between the name of a function of the step graph and the bucket that a version of it is for.
+BUCKET = "@"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -36,12 +39,12 @@ class Source:
     @property
     def base(self) -> str:
         """The name of the function without its bucket."""
-        return self.function.partition("@")[0]
+        return self.function.partition(BUCKET)[0]
 
     @property
     def bucket(self) -> str:
         """The bucket of the function, as `T64`; empty if it has only one version."""
-        return self.function.partition("@")[2]
+        return self.function.partition(BUCKET)[2]
 
     def spelled(self) -> str:
         """The source as the name of a location in a module of MLIR."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from irongrad.analysis.records import BUCKET
 from irongrad.runtime.manifest import DRAWS, SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
@@ -162,13 +163,13 @@ def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
 def specialised_name(name: str, bucket: Bucket | None) -> str:
     """Return the name of a function's version for one bucket, or for any size if `bucket` is None."""
     if bucket is None:
-        return f"{name}@any"
-    return f"{name}@{'.'.join(f'{dim}{size}' for dim, size in bucket.items())}"
+        return f"{name}{BUCKET}any"
+    return f"{name}{BUCKET}{'.'.join(f'{dim}{size}' for dim, size in bucket.items())}"
 
 
 def base_name(name: str) -> str:
     """Return the name of a function without its bucket."""
-    return name.partition("@")[0]
+    return name.partition(BUCKET)[0]
 
 
 @dataclass(frozen=True)

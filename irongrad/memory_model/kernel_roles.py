@@ -234,14 +234,22 @@ def source(node: Node) -> Node:
 
 def bytes_of(node: Node) -> int:
     """The size of the value of `node` in bytes; the sum if it has several values."""
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+    return bytes_in(node.meta.get("val"))
+
+
+def bytes_in(value: object) -> int:
+    """The size of a value in bytes; the sum over its tensors."""
+    return sum(v.numel() * v.element_size() for v in tensors_in(value))
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors of which a value consists."""
+    return [v for v in torch.utils._pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
 
 
 def shape_of(node: Node) -> torch.Size:
     """The shape of the value of `node`; of the first value if it has several."""
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return next((v.shape for v in values if isinstance(v, torch.Tensor)), torch.Size())
+    return next((v.shape for v in tensors_in(node.meta.get("val"))), torch.Size())
 
 
 def readers(node: Node) -> list[Node]:

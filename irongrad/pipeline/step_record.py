@@ -15,12 +15,14 @@ from irongrad.graph.sources import place_of, source_of
 from irongrad.graph.step_graph import StepGraph, base_name
 from irongrad.memory_model.kernel_roles import (
     bodies_of,
+    bytes_in,
     is_constant,
     is_control,
     is_item,
     is_view,
     shape_of,
     source,
+    tensors_in,
 )
 from irongrad.memory_model.liveness import Usage
 from irongrad.memory_model.loops_and_branches import iterations_of
@@ -131,17 +133,19 @@ def _operators(
                 yield from _operators(body, function, prefix, table, name, times * iterations_of(node))
             continue
         operands = list(dict.fromkeys(source(n) for n in node.all_input_nodes))
-        results = _tensors(_at_example(node))
-        known = not any(has_symbols(v) for n in (node, *node.all_input_nodes) for v in _tensors(_at_example(n)))
+        value = _at_example(node)
+        results = tensors_in(value)
+        seen = (value, *map(_at_example, node.all_input_nodes))
+        known = not any(has_symbols(tensor) for one in seen for tensor in tensors_in(one))
         yield Operator(
             name=inside + node.name,
             source=table.index(function, node, prefix),
-            dtype=next((numpy_name(v.dtype) for v in results), ""),
+            dtype=_dtype(value),
             shape=tuple(results[0].shape) if known and results else (),
             flops=flops(node, _at_example) if known else None if has_flops(node) else 0,
             elements=sum(v.numel() for v in results) if known else 0,
-            read=sum(_bytes(_at_example(n)) for n in operands) if known else 0,
-            written=_bytes(_at_example(node)) if known else 0,
+            read=sum(bytes_in(_at_example(n)) for n in operands) if known else 0,
+            written=bytes_in(value) if known else 0,
             times=times,
             inputs=tuple(inside + n.name for n in operands if n.op == "call_function"),
         )
@@ -162,12 +166,9 @@ def _sized(value: object) -> object:
     return torch.empty(shape, dtype=value.dtype, device="meta") if known else value
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [v for v in torch.utils._pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-
-
-def _bytes(value: object) -> int:
-    return sum(v.numel() * v.element_size() for v in _tensors(value))
+def _dtype(value: object) -> str:
+    """numpy's name of the element type of the first tensor in a value; empty if there is none."""
+    return next((numpy_name(tensor.dtype) for tensor in tensors_in(value)), "")
 
 
 def _timeline(function: str, prefix: str, used: Usage, table: _Table) -> Timeline:
@@ -178,7 +179,7 @@ def _timeline(function: str, prefix: str, used: Usage, table: _Table) -> Timelin
             Buffer(
                 item.node.name,
                 table.index(function, item.node, prefix),
-                next((numpy_name(v.dtype) for v in _tensors(item.node.meta["val"])), ""),
+                _dtype(item.node.meta["val"]),
                 tuple(shape_of(item.node)),
                 item.bytes,
                 item.start,

@@ -43,7 +43,7 @@ def page(report: Report) -> bytes:
         "short": _short,
         "sizes": _sizes,
     }
-    own = [t for t in report.manifest.targets if t.name in targets_of(report.manifest, report.target)]
+    own = targets_of(report.manifest, report.target)
     script, plotly = _own("page.js"), get_plotlyjs()
     text = environment.get_template("report.html.jinja").render(
         r=report,

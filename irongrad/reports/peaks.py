@@ -46,7 +46,7 @@ def known_machine() -> Machine | None:
 
 def is_of_cpu(manifest: Manifest, target: str) -> bool:
     """Whether a target's code is for a CPU, whose peaks `machine` measures."""
-    own = [t for t in manifest.targets if t.name in targets_of(manifest, target)]
+    own = targets_of(manifest, target)
     return bool(own) and all(t.architecture for t in own)
 
 

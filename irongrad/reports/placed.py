@@ -9,7 +9,7 @@ from pathlib import Path
 
 from irongrad.analysis.file import read_analysis
 from irongrad.analysis.records import Analysis, Kernel, Launch, TargetRecord
-from irongrad.runtime.manifest import Manifest, PlacementSpec
+from irongrad.runtime.manifest import Manifest, PlacementSpec, TargetSpec
 
 # The name of what all targets of a placed step execute together.
 ALL_PARTS = "all parts"
@@ -32,11 +32,10 @@ def read_record(directory: Path, manifest: Manifest) -> Analysis:
     return replace(analysis, chains={**chains, **analysis.chains}, targets={ALL_PARTS: together, **analysis.targets})
 
 
-def targets_of(manifest: Manifest, target: str) -> list[str]:
-    """The targets that `target` stands for."""
-    if target == ALL_PARTS and manifest.placement is not None:
-        return [part.target for part in manifest.placement.parts]
-    return [target]
+def targets_of(manifest: Manifest, target: str) -> list[TargetSpec]:
+    """The targets that `target` stands for; none if there is no such target."""
+    together = target == ALL_PARTS and manifest.placement is not None
+    return [spec for spec in manifest.targets if together or spec.name == target]
 
 
 def _together(analysis: Analysis, placement: PlacementSpec) -> TargetRecord:

@@ -10,6 +10,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import affine, arith, scf, stream
 
 from irongrad.memory_model.product_tiles import Tile
+from irongrad.mlir.walk import OPERATIONS, inside
 
 
 @contextmanager
@@ -59,6 +60,38 @@ def fixed(number: int) -> ir.AffineExpr:
 def constant(number: int) -> Any:
     """A constant index."""
     return arith.constant(ir.IndexType.get(), number)
+
+
+@contextmanager
+def new_executable(name: str, counts: Sequence[int], tensors: int, operations: int) -> Iterator[tuple[Any, list[Any]]]:
+    """Write the body of a kernel, given the new operation `stream.executable` and the kernel's bindings.
+
+    Args:
+        name: the name of the executable and of its one entry point.
+        counts: the numbers of workgroups in its three dimensions.
+        tensors: the number of tensors that it reads and writes.
+        operations: the arithmetic operations of one launch.
+    """
+    x, y, z = counts
+    bindings = ", ".join(f"%{i}: !stream.binding" for i in range(tensors))
+    executable = ir.Operation.parse(f"""stream.executable private @{name} {{
+        stream.executable.export public @{name} workgroups() -> (index, index, index) {{
+          %x = arith.constant {x} : index
+          %y = arith.constant {y} : index
+          %z = arith.constant {z} : index
+          stream.return %x, %y, %z : index, index, index
+        }}
+        builtin.module {{
+          func.func @{name}({bindings}) {{
+            return
+          }}
+        }}
+    }}""")
+    executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), operations)
+    (function,) = (op for op in inside(executable) if op.name == "func.func")
+    body = function.regions[0].blocks[0]
+    with ir.InsertionPoint.at_block_terminator(body):
+        yield executable, list(body.arguments)
 
 
 def row_of(binding: Any, elements: int, element: ir.Type | None = None) -> Any:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from math import prod
 from typing import Any
 
 from iree.compiler import ir
@@ -19,7 +20,7 @@ from iree.compiler.dialects import arith, hal, memref, vector
 
 from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.linalg import inputs_of
-from irongrad.mlir.walk import BOUNDS, OPERATIONS, inside
+from irongrad.mlir.walk import BOUNDS
 from irongrad.passes.module.matmul_kernels import Product
 from irongrad.passes.module.matmul_kernels.loop_body import (
     LoopBody,
@@ -29,7 +30,7 @@ from irongrad.passes.module.matmul_kernels.loop_body import (
     slice_of,
     unmarked,
 )
-from irongrad.passes.module.matmul_kernels.loop_code import constant, each, number, row_of, vector_of
+from irongrad.passes.module.matmul_kernels.loop_code import constant, each, new_executable, number, row_of, vector_of
 from irongrad.passes.module.matmul_kernels.places import Memory
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.vector_code import write_strip
@@ -199,24 +200,9 @@ class LoopKernel:
 
 def executable_of(kernel: LoopKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
-    bindings = ", ".join(f"%{i}: !stream.binding" for i in range(kernel.tensors))
-    executable = ir.Operation.parse(f"""stream.executable private @{name} {{
-        stream.executable.export public @{name} workgroups() -> (index, index, index) {{
-          %x = arith.constant {kernel.body.batch // kernel.rows} : index
-          %y = arith.constant 1 : index
-          stream.return %x, %y, %y : index, index, index
-        }}
-        builtin.module {{
-          func.func @{name}({bindings}) {{
-            return
-          }}
-        }}
-    }}""")
-    (function,) = (op for op in inside(executable) if op.name == "func.func")
-    block = function.regions[0].blocks[0]
-    with ir.InsertionPoint.at_block_terminator(block):
-        _Writer.of(kernel, list(block.arguments)).write()
-    executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), kernel.operations)
+    strips = kernel.body.batch // kernel.rows
+    with new_executable(name, (strips, 1, 1), kernel.tensors, kernel.operations) as (executable, bindings):
+        _Writer.of(kernel, bindings).write()
     return executable
 
 
@@ -244,8 +230,8 @@ class _Writer:
     def of(cls, kernel: LoopKernel, bindings: Sequence[Any]) -> _Writer:
         """A writer for a function with the arguments `bindings`."""
         body, given = kernel.body, len(kernel.read)
-        sizes = [_size(v.type) for v in kernel.read] + [p.layout.elements for p in kernel.products]
-        sizes += [_size(kind) for kind in kernel.made]
+        sizes = [prod(v.type.shape) for v in kernel.read] + [p.layout.elements for p in kernel.products]
+        sizes += [prod(kind.shape) for kind in kernel.made]
         rows = [row_of(b, size) for b, size in zip(bindings, sizes, strict=True)]
         behind = given + len(kernel.products)
         read, rights, made = rows[:given], rows[given:behind], rows[behind:]
@@ -396,10 +382,3 @@ def _splat(value: Any, width: int) -> Any:
     """A vector of a constant."""
     kind = ir.VectorType.get([width], value.type)
     return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, value.owner.attributes["value"]))
-
-
-def _size(kind: Any) -> int:
-    size = 1
-    for extent in kind.shape:
-        size *= extent
-    return size

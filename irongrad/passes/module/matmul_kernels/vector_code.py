@@ -15,13 +15,13 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
-from irongrad.mlir.walk import OPERATIONS, inside
 from irongrad.passes.module.matmul_kernels.loop_code import (
     constant,
     each,
     fixed,
     least,
     loop,
+    new_executable,
     number,
     row_of,
     vector_of,
@@ -45,24 +45,9 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     """
     strips, panels = kernel.part
     counts = -(-kernel.panels // panels), -(-kernel.strips // strips), kernel.sizes.batch
-    bindings = [f"%{i}: !stream.binding" for i in range(2 + kernel.right_tensors + kernel.adds_row)]
-    executable = ir.Operation.parse(f"""stream.executable private @{name} {{
-        stream.executable.export public @{name} workgroups() -> (index, index, index) {{
-          %x = arith.constant {counts[0]} : index
-          %y = arith.constant {counts[1]} : index
-          %z = arith.constant {counts[2]} : index
-          stream.return %x, %y, %z : index, index, index
-        }}
-        builtin.module {{
-          func.func @{name}({", ".join(bindings)}) {{
-            return
-          }}
-        }}
-    }}""")
-    (function,) = (op for op in inside(executable) if op.name == "func.func")
-    body = function.regions[0].blocks[0]
-    with ir.InsertionPoint.at_block_terminator(body):
-        left, *others, result = body.arguments
+    tensors = 2 + kernel.right_tensors + kernel.adds_row
+    with new_executable(name, counts, tensors, 2 * kernel.sizes.multiplications) as (executable, bindings):
+        left, *others, result = bindings
         right, row = others[: kernel.right_tensors], others[kernel.right_tensors :]
         half = ir.BF16Type.get()
         of_operands, of_result = half if kernel.multiplies_halves else None, half if kernel.is_rounded else None
@@ -73,8 +58,6 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
             row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns, of_result),
         )
         _write(kernel, memory)
-    operations = 2 * kernel.sizes.multiplications
-    executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), operations)
     ir.InsertionPoint.current.insert(executable)
 
 

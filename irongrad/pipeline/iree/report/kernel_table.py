@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from iree.compiler import ir
 from irongrad.analysis.records import Kernel, Launch, Source, TargetRecord
 from irongrad.mlir.locations import sources_of
 from irongrad.mlir.walk import PACKING, around, functions_of, inside, name_of
-from irongrad.pipeline.iree.report.branches import Branches, callee_of, calls_in, with_branches
+from irongrad.pipeline.iree.report.branches import callee_of, calls_in, with_branches
 from irongrad.pipeline.iree.report.bucket_launches import FoundLaunch, with_buckets
 from irongrad.pipeline.iree.report.kernel_bytes import bytes_moved, intermediate_bytes
 from irongrad.pipeline.iree.report.kernel_operations import EXECUTABLES, kernel_of, operations_inside, trips
@@ -39,16 +39,15 @@ def target_record(flow: ir.Module) -> TargetRecord:
     kernels = (*(_kernel(op, sources) for op in executables), *(Kernel(name, 0, ()) for name in packings if name))
     positions = {name: number for number, name in enumerate((*map(name_of, executables), *packings))}
     found = {name_of(f): list(_launches(f, positions)) for f in functions}
-    calls = {name_of(f): [(callee_of(call), branches) for call, branches in calls_in(f)] for f in functions}
+    calls = {name_of(f): list(calls_in(f)) for f in functions}
+    callees = {name: [(callee_of(call), branches) for call, branches in own] for name, own in calls.items()}
     launches = tuple(
         Launch(name, one.kernel, None if one.source is None else sources.index(one.source), *one.counts)
-        for name, own in with_buckets(found, calls).items()
+        for name, own in with_buckets(found, callees).items()
         for one in own
     )
-    called = {name_of(f): tuple(_called(f)) for f in functions}
-    return TargetRecord(
-        tuple(sources.indices), kernels, launches, {name: names for name, names in called.items() if names}
-    )
+    called = {name: tuple(_often(call for call, _ in own)) for name, own in calls.items() if own}
+    return TargetRecord(tuple(sources.indices), kernels, launches, called)
 
 
 def _kernel(executable: Any, sources: _Sources) -> Kernel:
@@ -58,7 +57,6 @@ def _kernel(executable: Any, sources: _Sources) -> Kernel:
 
 
 def _launches(function: Any, positions: dict[str | None, int]) -> Iterator[FoundLaunch]:
-    branches: Branches
     for operation, branches in with_branches(function):
         name = kernel_of(operation)
         read, written = bytes_moved(operation)
@@ -82,6 +80,7 @@ def _sources(operation: Any) -> Iterator[Source]:
             yield from sources_of(use.owner.operation)
 
 
-def _called(function: Any) -> Iterator[str]:
-    for call, _ in calls_in(function):
+def _often(calls: Iterable[Any]) -> Iterator[str]:
+    """The functions that calls name, each as often as its call runs."""
+    for call in calls:
         yield from [callee_of(call)] * math.prod(trips(loop) for loop in around(call.block))
