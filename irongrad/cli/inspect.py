@@ -13,6 +13,7 @@ import msgspec
 from rich.table import Table
 
 from irongrad.cli.common import base_option, console, directory_argument, json_option, print_json
+from irongrad.cli.measured_choices import print_tuning
 from irongrad.runtime.checkpoint import read
 from irongrad.runtime.commands import command_line, training_script
 from irongrad.runtime.errors import UserError
@@ -81,6 +82,9 @@ def command(
         _indices(view)
         _hypers(view)
     _placement(manifest)
+    if manifest.tuning is not None:
+        console.rule("chosen by measurement", align="left")
+        print_tuning(manifest)
     _state(manifest, values)
     _files(manifest)
     if commands:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from irongrad.cli.common import console, print_unjudged
+from irongrad.cli.measured_choices import print_tuning
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.cpu import multiplies_bfloat16
 from irongrad.runtime.manifest import OF_BASE
@@ -64,7 +65,6 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
     summary = outcome.summary
     if pass_report:
         _print_passes(summary["passes"])
-    _print_choices(summary["passes"])
     table = Table("stage", "seconds", box=None)
     for name, value in summary["seconds"].items():
         table.add_row(name, f"{value:.2f}")
@@ -76,6 +76,7 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
         console.print("nothing has changed since it was compiled; it comes from the cache")
     if outcome.unrecorded:
         console.print(f"the step must run again the next time, because it {outcome.unrecorded}", highlight=False)
+    print_tuning(outcome.manifest)
     _print_base(outcome.manifest, output)
     for target in outcome.manifest.targets:
         _print_target(target, summary, output, is_half=outcome.manifest.precision == "bf16")
@@ -93,18 +94,6 @@ def _print_passes(records: Sequence[Mapping[str, Any]]) -> None:
             counts = ", ".join(f"{name} {count}" for name, count in record["stats"].items())
             milliseconds = f"{record['seconds'] * 1000:.0f}"
             table.add_row(record["name"], record["function"], f"{before} to {after}", counts, milliseconds)
-    console.print(table)
-
-
-def _print_choices(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print the choices by measurement; functions with the same computation share one row."""
-    choices = {choice["what"]: choice for record in records for choice in record["choices"]}
-    if not choices:
-        return
-    table = Table("what", "chosen", "ms", box=None)
-    for what, choice in choices.items():
-        times = sorted(choice["seconds"].items(), key=lambda item: item[1])
-        table.add_row(what, choice["chosen"], ", ".join(f"{name} {1e3 * value:.3g}" for name, value in times))
     console.print(table)
 
 

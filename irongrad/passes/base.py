@@ -12,9 +12,16 @@ from torch.fx import GraphModule
 
 from irongrad.graph.step_graph import StepGraph, Value
 
+# A form replaces the default if it takes this much less time. Repeated measurements of one form differ by less.
+MARGIN = 0.05
+
 
 class Timer(Protocol):
-    """Measures the run time of functions on the devices that a graph is compiled for."""
+    """Measures the run time of functions on the devices that a graph is compiled for, within a budget of time."""
+
+    def expect(self, count: int) -> None:
+        """Announce `count` measurements, so that the time that is left can be told."""
+        ...
 
     def __call__(
         self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
@@ -27,24 +34,34 @@ class Timer(Protocol):
             operands: tensors with the shapes and dtypes of the arguments.
 
         Returns:
-            The run time of each candidate in seconds, by name.
+            The run time of each candidate in seconds, by name; empty if the budget has run out.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice that a pass made by measurement.
+    """A choice that was made by measurement.
 
     Attributes:
         what: a description of the computation.
         chosen: the name of the chosen candidate.
         seconds: the run time of each candidate in seconds, by name.
+        default: the name of the candidate that is taken without a measurement.
+        target: the name of the target that the choice is for; empty if it is for all.
     """
 
     what: str
     chosen: str
     seconds: Mapping[str, float]
+    default: str = ""
+    target: str = ""
+
+
+def fastest_beyond_noise(seconds: Mapping[str, float], default: str) -> str:
+    """The name of the fastest candidate, or `default` if that is about as fast."""
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < (1 - MARGIN) * seconds[default] else default
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from irongrad.analysis.timeline import noted
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.step_graph import Function
 from irongrad.passes import PassRecord, PassResult
+from irongrad.passes.base import Choice
 from irongrad.passes.module_pass import ModulePass
 from irongrad.pipeline.build_cache import BuildRecord
 from irongrad.pipeline.dump import dump_module_pass, dump_pass, dump_stage
@@ -23,6 +24,7 @@ from irongrad.pipeline.iree.phases import ModuleObserver, Phase
 from irongrad.pipeline.iree.report.statistics import Statistics
 from irongrad.pipeline.options import STAGES, Options
 from irongrad.pipeline.package import Artifact
+from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.runtime.manifest import MemorySpec
 from irongrad.step.steps import Steps
 from irongrad.step.train_step import TrainStep
@@ -72,6 +74,8 @@ class BuildRun:
         key: the artifact's key in the cache, once it is kept.
         began: when the run began, as a value of `time.perf_counter`.
         current: the stage that runs, or that ran last.
+        watch: measures forms on this machine; None if cost models choose them.
+        choices: the choices that were made by measurement, beside those in `records`.
         last: the name of the last step.
         part: the name of the step that runs, of several over one state; empty for one step, or for all together.
     """
@@ -87,6 +91,8 @@ class BuildRun:
     current: str = STAGES[0]
     part: str = ""
     last: str = ""
+    watch: Stopwatch | None = None
+    choices: tuple[Choice, ...] = ()
 
     @property
     def dump_dir(self) -> Path | None:

@@ -56,7 +56,17 @@ class Choices(TypedDict, total=False):
         ),
     ]
     tune: Annotated[
-        bool, Choice(False, "Choose the forms of convolutions by measurement on this machine.", ("--tune",), "switch")
+        bool,
+        Choice(
+            False,
+            "Choose the forms of products and convolutions by measurement on this machine.",
+            ("--tune",),
+            "switch",
+        ),
+    ]
+    tune_seconds: Annotated[
+        int,
+        Choice(60, "With --tune, how long to measure in seconds.", ("--tune-seconds",), "count", most=86_400),
     ]
     communicate: Annotated[
         bool,
@@ -113,7 +123,7 @@ class Choices(TypedDict, total=False):
 
 
 # The choices that determine the passes.
-OF_PASSES = ("opt_level", "passes", "disable_passes", "max_memory", "tune", "route")
+OF_PASSES = ("opt_level", "passes", "disable_passes", "max_memory", "tune", "tune_seconds", "route")
 
 
 @cache

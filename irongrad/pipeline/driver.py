@@ -34,7 +34,7 @@ from irongrad.pipeline.build_cache import BuildRecord, cache_entry
 from irongrad.pipeline.build_run import Build, BuildRun, StoppedEarly
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.capture.first_call import called_once
-from irongrad.pipeline.choices import Choices, completed
+from irongrad.pipeline.choices import Choices, completed, declared
 from irongrad.pipeline.front import front, plainly
 from irongrad.pipeline.gc_pause import few_collections
 from irongrad.pipeline.iree.compile import CompiledModule
@@ -60,10 +60,15 @@ from irongrad.pipeline.place.placed_modules import PlacedModules, without_loops
 from irongrad.pipeline.place.placed_step import placed
 from irongrad.pipeline.step_record import step_record
 from irongrad.pipeline.stopwatch import Stopwatch
+from irongrad.pipeline.tuned_products import choices_of_products, with_forms
+from irongrad.pipeline.tuned_step import is_tuned, keep_faster, step_times
+from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.manifest import UNTUNED
 from irongrad.runtime.memory import clear_early, keep_freed_memory
 from irongrad.runtime.scratch import scratch_directory
+from irongrad.runtime.staging import staged
 from irongrad.step.layouts import layouts_of
 from irongrad.step.steps import Steps, named_steps
 from irongrad.step.train_step import TrainStep
@@ -98,7 +103,9 @@ def compile(
             disable_passes: names of passes to leave out.
             max_memory: the most memory of a step's intermediate values: a size such as `512MiB`, or a share such as
                 `50%` of their memory without a budget. The backward then recomputes values that do not fit.
-            tune: choose the forms of convolutions by measurement on this machine, not by a cost table.
+            tune: choose the forms of products and convolutions by measurement on this machine, not by cost models
+                (`docs/tuning.md`).
+            tune_seconds: how long `tune` may measure, in seconds; 60 by default. What is left keeps its default form.
             communicate: whether ranks exchange gradients inside the step (`docs/scaling.md`); False by default.
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.
             place: targets for parts of the model, by the paths of its modules: `{"encoder": "llvm-cpu", "head":
@@ -148,7 +155,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
     if options.parts and len(steps) > 1:
         raise UserError("place does not work with several steps over one state: compile each step by itself")
     check_budget(steps, options.passes)
-    run = BuildRun(options, last=[*steps][-1])
+    run = BuildRun(options, last=[*steps][-1], watch=_stopwatch(options))
     with (
         run.errors(step),
         scratch_directory() as directory,
@@ -184,18 +191,43 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         compiled = compiling(run, first, graphs, interfaces, directory)
         run.part = ""
         run.statistics |= {c.target.name: c.statistics for c in compiled.targets}
-        choices = tuple(choice for record in run.records for choice in record.choices)
+        choices = (*(choice for record in run.records for choice in record.choices), *run.choices)
         layouts = layouts_of(step.model) if isinstance(step, TrainStep) else {}
         origin = Origin(options.asked, compiled.passes, choices, options.route, run.memory, layouts=layouts)
         origin = replace(origin, base=options.base, record=compiled.record)
         expected = renamed_values(compiled.expected, together)
         verified = compiled.module, compiled.targets, origin, expected, compiled.initial, options.output
         artifact: Artifact = run.stage("package", package, *verified)
+        if run.watch is not None:
+            artifact = _faster(run, artifact, step)
         run.artifact = artifact
         record = BuildRecord(tuple(run.records), run.statistics, artifact.reports)
         if entry is not None and entry.keep(artifact, record):
             run.key = entry.key
     return run.result()
+
+
+def _faster(run: BuildRun, tuned: Artifact, step: TrainStep | Steps) -> Artifact:
+    """The tuned artifact, or the one without tuning if that is as fast; measured if the two differ."""
+    options, watch = run.options, run.watch
+    assert watch is not None
+    if not is_tuned(tuned):
+        return keep_faster(tuned, None, {}, watch.budget)
+    with staged(options.output) as aside:
+        default = declared()["tune_seconds"].default
+        plainly = replace(options, output=aside / UNTUNED, tune=False, tune_seconds=default)
+        untuned = build(step, plainly)
+        assert untuned.artifact is not None
+        times = step_times(tuned, untuned.artifact, options.cache, watch.budget)
+        artifact = keep_faster(tuned, untuned.artifact, times, watch.budget)
+    if artifact.manifest.tuning is not None and artifact.manifest.tuning.kept == UNTUNED:
+        run.records[:], run.statistics, run.memory = untuned.passes, untuned.statistics, untuned.memory
+    return artifact
+
+
+def _stopwatch(options: Options) -> Stopwatch | None:
+    budget = TuningBudget(options.tune_seconds, options.on_measuring)
+    return Stopwatch(options.targets, options.cache, budget) if options.tune else None
 
 
 def _captured(steps: Mapping[str, TrainStep], options: Options) -> dict[str, CapturedStep]:
@@ -244,6 +276,7 @@ def _compiled(
     assembled = partial(portable_module, disabled=options.disabled_module_passes, observer=run.note_module_pass())
     compiled = partial(compile_all, options.module_cache, observer_of=run.note_module_pass)
     graphs = _all_optimised(run, wholes, passes)
+    targets = _with_measured_products(run, graphs, interfaces, scratch) if run.watch else options.targets
     with first() as runs:
         while True:
             budget = budget_of(passes, run.records)
@@ -258,7 +291,7 @@ def _compiled(
             check = partial(check_limits, limits_of_all(graphs, interfaces, budget))
             # iree-compile is a separate process that does not keep every core busy.
             with ThreadPoolExecutor(1, "compile") as beside:
-                compiling = beside.submit(compiled, module, options.targets, scratch, check)
+                compiling = beside.submit(compiled, module, targets, scratch, check)
                 compiling.add_done_callback(lambda _: runs.alone())
                 run.memory = planned()
                 if not reached:
@@ -274,6 +307,18 @@ def _compiled(
                     reached.append(over.allocated)
             passes = tightened(passes, budget, reached)
             graphs = _all_optimised(run, wholes, passes)
+
+
+def _with_measured_products(
+    run: BuildRun, graphs: Graphs, interfaces: Mapping[str, Interface], scratch: Path
+) -> tuple[Target, ...]:
+    """The targets with the forms of products that are fastest on this machine, before any other work runs on it."""
+    options = run.options
+    assert run.watch is not None
+    parts = [Part(import_functions(g, scratch, options.route), interfaces[name]) for name, g in graphs.items()]
+    module = portable_module(parts, options.disabled_module_passes)
+    run.choices = choices_of_products(module, run.watch)
+    return tuple(with_forms(target, run.choices) for target in options.targets)
 
 
 def _compiled_parts(
@@ -329,11 +374,9 @@ def _all_optimised(run: BuildRun, graphs: Graphs, passes: tuple[Pass, ...]) -> d
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun, targets: tuple[Target, ...]) -> StepGraph:
     """Run `passes`; float64 is checked after them, because they remove some of it."""
-    options = run.options
-    timer = Stopwatch(targets, options.cache, options.on_measuring) if options.tune else None
     halves = all(target.multiplies_halves for target in targets)
     backends = [target.backend for target in targets]
-    optimised = run_passes(graph, passes, backends, run.note_pass, timer, multiplies_halves=halves)
+    optimised = run_passes(graph, passes, backends, run.note_pass, run.watch, multiplies_halves=halves)
     check_float64(optimised, targets)
     return optimised
 

@@ -13,7 +13,7 @@ from irongrad.cache import Store, default_store
 from irongrad.passes import Pass, chosen_passes, is_known_pass, registered
 from irongrad.pipeline.base_file import base_path
 from irongrad.pipeline.capture.sync_batch_norm import Synchronised
-from irongrad.pipeline.choices import Choices, completed
+from irongrad.pipeline.choices import Choices, completed, declared
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
 from irongrad.pipeline.memory_budget import asked_budget
@@ -50,6 +50,7 @@ class Options:
         asked: each target as the user wrote it.
         passes: the passes over the step graph, in order.
         tune: whether passes choose by measurement on the targets, not by cost tables.
+        tune_seconds: the time in seconds that these measurements may take.
         route: how PyTorch's operators become linalg: `linalg` (directly) or `stablehlo`.
         bucket_bytes: the most bytes of a bucket of gradients that ranks exchange; 0 if the step runs on one rank alone.
         shard: whether ranks divide the optimizer's state among them.
@@ -71,6 +72,7 @@ class Options:
     asked: tuple[str, ...]
     passes: tuple[Pass, ...]
     tune: bool = False
+    tune_seconds: int = 60
     route: str = "linalg"
     bucket_bytes: int = 0
     shard: bool = False
@@ -130,6 +132,7 @@ def make_options(
         passes=passes_over_graph(chosen),
         disabled_module_passes=disabled,
         tune=chosen["tune"],
+        tune_seconds=_tuning_seconds(chosen),
         route=chosen["route"],
         bucket_bytes=_bucket_bytes(chosen["bucket_size"]) if chosen["communicate"] else 0,
         shard=_is_sharded(chosen),
@@ -157,6 +160,12 @@ def _check_placed(parts: Sequence[Part], chosen: Choices) -> None:
         raise UserError(f"place does not work with {given}: leave one of them out")
     if parts and (looped := [name for name in chosen["entry_points"] or () if name in STACKED]):
         raise UserError(f"place does not work with {looped[0]}, which loops inside a module: leave it out")
+
+
+def _tuning_seconds(chosen: Choices) -> int:
+    if not chosen["tune"] and chosen["tune_seconds"] != declared()["tune_seconds"].default:
+        raise UserError("tune_seconds says how long tune may measure: add tune")
+    return chosen["tune_seconds"]
 
 
 def _is_sharded(chosen: Choices) -> bool:

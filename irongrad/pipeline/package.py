@@ -369,7 +369,7 @@ def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origi
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
         route=origin.route,
-        tuned=tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds)) for c in origin.choices),
+        tuned=tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds), c.default, c.target) for c in origin.choices),
         memory=origin.memory,
         function=origin.function,
         files={n: file_spec(directory / n) for n in names},

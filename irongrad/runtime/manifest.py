@@ -77,6 +77,8 @@ COUNT = "accumulated"
 PASSED = "@"
 # The input dimension over which the entry points `STACKED` loop.
 STEPS_DIM = "K"
+# What an artifact has after `--tune`: the forms that were measured to be the fastest, or the default forms.
+TUNED, UNTUNED = "tuned", "untuned"
 # What keeps an index within its tensor; see `IndexSpec.how`.
 PROVED, BY_INPUT, EARLY = "proved", "checked by input", "checked early"
 # The value of `TensorSpec.maximum` if only `limits` bound the input.
@@ -411,11 +413,35 @@ class ChoiceSpec:
         what: the computation that the choice is about.
         chosen: the name of the chosen form.
         seconds: the time of each form, by name.
+        default: the name of the form that is taken without a measurement; empty if the artifact does not say.
+        target: the name of the target that the choice is for; empty if it is for all.
     """
 
     what: str
     chosen: str
     seconds: dict[str, float]
+    default: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class TuningSpec:
+    """What `--tune` measured.
+
+    Attributes:
+        budget: how long it could measure, in seconds.
+        measured: the number of computations whose forms have times.
+        left_out: the number of computations for which no time was left; they have their default forms.
+        step: the seconds of a whole step with the chosen forms (`tuned`) and with the default forms (`untuned`). Empty
+            if all chosen forms are the default ones.
+        kept: which of the two the artifact has.
+    """
+
+    budget: int
+    measured: int
+    left_out: int
+    step: dict[str, float] = field(default_factory=dict)
+    kept: str = UNTUNED
 
 
 @dataclass(frozen=True)
@@ -531,6 +557,7 @@ class Manifest:
         passes: the passes that ran on the step graph, in the syntax of `--passes`.
         route: the lowering of the step graph to linalg, `linalg` or `stablehlo`.
         tuned: the choices that were made by measurement.
+        tuning: what was measured for these choices; None if nothing was to be measured.
         indices: every index that the step uses, and what keeps it within its tensor.
         base: the sha256 of the frozen parameters and buffers, on which checkpoints of the trainable state rely; empty
             if there are none.
@@ -569,6 +596,7 @@ class Manifest:
     passes: tuple[str, ...] = ()
     route: str = "linalg"
     tuned: tuple[ChoiceSpec, ...] = ()
+    tuning: TuningSpec | None = None
     indices: tuple[IndexSpec, ...] = ()
     base: str = ""
     base_file: BaseSpec | None = None

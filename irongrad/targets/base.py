@@ -73,6 +73,7 @@ class Target:
             alignment that Vulkan lets a device require (`minStorageBufferOffsetAlignment`).
         disabled_passes: the names of the module passes that do not run for this target.
         multiplies_halves: whether a product of bfloat16 takes less than half the time of one of float32.
+        forms: descriptions of computations, each with the name of the form that was chosen for it by measurement.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Target:
     largest_freed: int | None = None
     disabled_passes: tuple[str, ...] = ()
     multiplies_halves: bool = False
+    forms: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,14 @@ def test_every_choice_reaches_the_options(tmp_path: Path):
     needed = {
         name: {"communicate": True} for name in ("bucket_size", "shard", "sync_batch_norm")
     }  # without it, ranks share nothing
+    needed["tune_seconds"] = {"tune": True}
     others = {
         "opt_level": 0,
         "passes": "dce",
         "disable_passes": ["dce"],
         "max_memory": "50%",
         "tune": True,
+        "tune_seconds": 30,
         "route": "stablehlo",
         "entry_points": ["predict"],
         "communicate": True,
@@ -57,6 +59,11 @@ def test_state_is_divided_only_among_ranks_that_exchange(tmp_path: Path):
         make_options(tmp_path / "artifact", shard="optimizer")
     with pytest.raises(UserError, match="shard is 'parameters'; only the state of the optimizer can be divided"):
         make_options(tmp_path / "artifact", communicate=True, shard="parameters")
+
+
+def test_a_time_to_measure_needs_tune(tmp_path: Path):
+    with pytest.raises(UserError, match="tune_seconds says how long tune may measure: add tune"):
+        make_options(tmp_path / "artifact", tune_seconds=30)
 
 
 def test_compile_refuses_an_unknown_option(mlp_step: ig.TrainStep, tmp_path: Path):

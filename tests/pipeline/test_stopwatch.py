@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from irongrad.cache import Store
-from irongrad.pipeline import stopwatch
+from irongrad.pipeline import stopwatch, timed_calls
 from irongrad.pipeline.stopwatch import Stopwatch
+from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.errors import UserError
 from irongrad.targets import parse_targets
 
@@ -16,25 +17,38 @@ OPERANDS = [torch.empty(128, 128, device="meta"), torch.empty(128, 128, device="
 
 
 def test_candidates_are_measured_once(tmp_path, monkeypatch):
-    asked = []
+    said: list[str] = []
     store = Store(tmp_path, 1 << 20)
-    targets = parse_targets(["llvm-cpu"])
-    seconds = Stopwatch(targets, store, asked.append)("products", CANDIDATES, OPERANDS)
+    targets = tuple(parse_targets(["llvm-cpu"]))
+    budget = TuningBudget(60, said.append)
+    watch = Stopwatch(targets, store, budget)
+    watch.expect(1)
+    seconds = watch("products", CANDIDATES, OPERANDS)
     assert seconds.keys() == CANDIDATES.keys()
     assert min(seconds.values()) > 0
-    assert asked == ["products"]
+    assert said == ["products (1 of 1, 0 of 60 s)"]
+    assert budget.spent > 0
     monkeypatch.delattr(stopwatch, "_measured")
     assert Stopwatch(targets, store)("products", CANDIDATES, OPERANDS) == seconds
     with pytest.raises(NameError):  # another shape is another measurement
         Stopwatch(targets, store)("products", CANDIDATES, [OPERANDS[0], torch.empty(128, 64, device="meta")])
 
 
+def test_a_spent_budget_leaves_the_rest_out(tmp_path, monkeypatch):
+    monkeypatch.delattr(stopwatch, "_measured")
+    budget = TuningBudget(0)
+    assert Stopwatch(tuple(parse_targets(["llvm-cpu"])), None, budget)("products", CANDIDATES, OPERANDS) == {}
+    assert (budget.timed, budget.left_out) == (0, 1)
+
+
 def test_the_fastest_round_counts_and_the_first_calls_do_not(monkeypatch):
     """Only calls advance this clock; other work on the machine would disturb the real one."""
     now = 0.0
+    rounds = timed_calls.ROUNDS, timed_calls.CONFIRMING
     took = {
-        "steady": iter([9.0, *[2.0] * (1 + stopwatch.ROUNDS)]),
-        "disturbed": iter([1.0, 7.0, 3.0, *[5.0] * (stopwatch.ROUNDS - 1)]),
+        "steady": iter([9.0, *[2.0] * (1 + sum(rounds))]),
+        "disturbed": iter([1.0, 7.0, 3.0, *[5.0] * (rounds[0] - 1)]),
+        "lucky": iter([2.0, 2.0, 1.0, *[2.0] * (sum(rounds) - 1)]),
     }
 
     def call(name):
@@ -44,8 +58,9 @@ def test_the_fastest_round_counts_and_the_first_calls_do_not(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now)
-    assert stopwatch._fastest({name: call(name) for name in took}) == {"steady": 2.0, "disturbed": 3.0}
+    monkeypatch.setattr(timed_calls.time, "perf_counter", lambda: now)
+    found = timed_calls.fastest({name: call(name) for name in took})
+    assert found == {"steady": 2.0, "disturbed": 3.0, "lucky": 2.0}
 
 
 def test_a_target_that_cannot_run_here_is_refused():

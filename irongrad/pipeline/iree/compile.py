@@ -176,15 +176,22 @@ class Compilation:
         """Run the passes of `phase` on its file."""
         run_phase_on_file(phase, self.file(phase), self.context, self.observer)
 
-    def to_flow(self) -> bytes:
-        """Compile up to the phase `flow`, which forms kernels; return the module as bytecode."""
-        start, optimized, flow = map(self.file, (INPUT, GLOBAL_OPTIMIZATION, FLOW))
+    def to_global_optimization(self) -> bytes:
+        """Compile up to the phase `global-optimization`, before our passes in it; return the module as bytecode."""
+        start, optimized = map(self.file, (INPUT, GLOBAL_OPTIMIZATION))
         flags = (*self.flags, *self.threads, "--emit-mlir-bytecode")
-        between = GLOBAL_OPTIMIZATION.name
         start.write_bytes(self.source.read_bytes())
         self.run(INPUT)
-        compile_file((*flags, _INPUT_TYPE, f"--compile-to={between}"), start, optimized)
+        compile_file((*flags, _INPUT_TYPE, f"--compile-to={GLOBAL_OPTIMIZATION.name}"), start, optimized)
+        return optimized.read_bytes()
+
+    def to_flow(self) -> bytes:
+        """Compile up to the phase `flow`, which forms kernels; return the module as bytecode."""
+        optimized, flow = map(self.file, (GLOBAL_OPTIMIZATION, FLOW))
+        flags = (*self.flags, *self.threads, "--emit-mlir-bytecode")
+        self.to_global_optimization()
         self.run(GLOBAL_OPTIMIZATION)
+        between = GLOBAL_OPTIMIZATION.name
         compile_file((*flags, f"--compile-from={between}", f"--compile-to={FLOW.name}"), optimized, flow)
         self.run(FLOW)
         return flow.read_bytes()

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from irongrad.passes import parse_passes, run_passes
+from irongrad.passes.base import MARGIN
 from irongrad.passes.graph.convolutions import tasks_of
 from irongrad.passes.graph.convolutions.choice import fastest, measured
 from irongrad.passes.graph.convolutions.forms import forms_of
@@ -67,6 +68,10 @@ class Watch:
     def __init__(self, *order: str) -> None:
         self.order = order
         self.asked: list[str] = []
+        self.expected = 0
+
+    def expect(self, count):
+        self.expected += count
 
     def __call__(self, what, candidates, operands):
         self.asked.append(what)
@@ -103,7 +108,31 @@ def test_measurement_decides(step_of, order):
 def test_equal_convolutions_are_measured_once(step_of):
     watch = Watch("winograd", "gathered", "direct")
     assert run(graph_of(step_of, times=4, padding=1), watch).stats == {"winograd": 4}
-    assert len(watch.asked) == 1
+    assert len(watch.asked) == watch.expected == 1
+
+
+class Nearly(Watch):
+    """Reports a form that is faster than the default of the cost table by less than measurements differ."""
+
+    def __call__(self, what, candidates, operands):
+        self.asked.append(what)
+        default, *others = candidates
+        return {default: 1.0, **dict.fromkeys(others, 1 - MARGIN / 2)}
+
+
+class Spent(Watch):
+    """Has no time left."""
+
+    def __call__(self, what, candidates, operands):
+        return {}
+
+
+def test_the_default_stays_unless_another_form_is_clearly_faster(step_of):
+    default = run(graph_of(step_of, padding=1), None)
+    assert run(graph_of(step_of, padding=1), Nearly()).stats == default.stats
+    spent = run(graph_of(step_of, padding=1), Spent())
+    assert spent.stats == default.stats
+    assert spent.choices == ()
 
 
 def test_without_a_timer_nothing_is_measured(step_of):

@@ -10,8 +10,16 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.graph.nodes import call, replace, value_of
-from irongrad.passes.base import Context, Lowering, PassResult, Timer
-from irongrad.passes.graph.convolutions.choice import Costs, choices_of, fastest, measured
+from irongrad.passes.base import Context, Lowering, PassResult
+from irongrad.passes.graph.convolutions.choice import (
+    Costs,
+    choices_of,
+    fastest,
+    hopeful,
+    in_seconds,
+    measured,
+    preferring,
+)
 from irongrad.passes.graph.convolutions.forms import Form, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem
 from irongrad.passes.graph.convolutions.recognise import Task, tasks_of
@@ -65,11 +73,16 @@ class Convolutions(Lowering):
         changed = False
         halves = context.multiplies_halves
         tasks = [task for node in graph.graph.nodes for task in tasks_of(node, halves=halves)]
-        costs: dict[Problem, Costs] = {}
-        for task in tasks:
-            if task.problem not in costs:
-                costs[task.problem] = self._costs(task, context.timer)
-        forms = fastest(costs, [task.problem for task in tasks])
+        problems = [task.problem for task in tasks]
+        of_problems = {task.problem: task for task in tasks}
+        defaults = forms = fastest({p: self._default_costs(p) for p in of_problems}, problems)
+        times: dict[Problem, Costs] = {}
+        if timer := context.timer:
+            several = {p: f for p, one in defaults.items() if len(f := hopeful(self._costs(p), one)) > 1}
+            timer.expect(len(several))
+            times = {p: measured(of_problems[p], found, timer) for p, found in several.items()}
+            costs = {p: preferring(one, times.get(p) or in_seconds(self._costs(p))) for p, one in defaults.items()}
+            forms = fastest(costs, problems)
         for node in list(graph.graph.nodes):
             for task in tasks_of(node, halves=halves):  # anew: the operands may be nodes that this loop wrote
                 form = forms[task.problem]
@@ -77,17 +90,18 @@ class Convolutions(Lowering):
                 if task.result is not None or form.name != "direct":
                     write(node, task, form)
                     changed = True
-        return PassResult(changed, stats, choices_of(costs, forms) if context.timer else ())
+        return PassResult(changed, stats, choices_of(times, forms, defaults))
 
-    def _costs(self, task: Task, timer: Timer | None) -> Costs:
-        """The cost of each form of a task: measured if there is a timer, else from the cost table."""
+    def _costs(self, problem: Problem) -> Costs:
+        """The cost of each allowed form, by the cost table."""
         allowed = {"winograd": self.winograd, "direct": self.direct}
-        every = forms_of(task.problem)
-        forms = [f for f in every if allowed.get(f.name, True)] or every
-        if timer:
-            return measured(task, forms, timer)
-        costs = {f: f.cost(task.problem) for f in forms}
-        return _without_small_gains(costs, self.least_gain) if task.problem.kind == "weight" else costs
+        every = forms_of(problem)
+        return {f: f.cost(problem) for f in [f for f in every if allowed.get(f.name, True)] or every}
+
+    def _default_costs(self, problem: Problem) -> Costs:
+        """The costs by which a form is chosen without a measurement."""
+        costs = self._costs(problem)
+        return _without_small_gains(costs, self.least_gain) if problem.kind == "weight" else costs
 
     @staticmethod
     def lower_plainly(graph: GraphModule) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.base import Choice, Timer
+from irongrad.passes.base import MARGIN, Choice, Timer
 from irongrad.passes.graph.convolutions.forms import Form
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 from irongrad.passes.graph.convolutions.recognise import Task
@@ -34,25 +34,34 @@ def fastest(costs: Mapping[Problem, Costs], problems: Sequence[Problem]) -> dict
     return min(choices, key=lambda forms: sum(costs[p][forms[p]] for p in problems))
 
 
+def preferring(default: Form, costs: Costs) -> Costs:
+    """Return measured `costs` that favour the default form by as much as measurements differ."""
+    return {form: cost * (1 - MARGIN) if form == default else cost for form, cost in costs.items()}
+
+
 def _cheapest(costs: Costs) -> Form:
     return min(costs, key=costs.__getitem__)
 
 
-def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Costs:
-    """Measure the seconds that each of `forms` takes, except forms that the cost table rules out.
+def in_seconds(costs: Costs) -> Costs:
+    """Return estimates of the cost table, which are nanoseconds of one core, in seconds."""
+    return {form: 1e-9 * cost for form, cost in costs.items()}
 
-    If only one form is left, it is not measured and its cost is 0.
-    """
+
+def hopeful(estimates: Costs, default: Form) -> list[Form]:
+    """Return the forms that are worth measuring: the default, and those that the cost table does not rule out."""
+    least = min(estimates.values())
+    return [default, *(f for f, cost in estimates.items() if f != default and cost <= _HOPELESS * least)]
+
+
+def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Costs:
+    """Measure the seconds that each of `forms` takes; return nothing if no time is left to measure."""
     problem = task.problem
-    estimates = {form: form.cost(problem) for form in forms}
-    hopeful = [form for form in forms if estimates[form] <= _HOPELESS * min(estimates.values())]
-    if len(hopeful) == 1:
-        return {hopeful[0]: 0.0}
     dtype = value_of(task.narrow_operands[0]).dtype
     operands = [torch.empty(shape, dtype=dtype, device="meta") for shape in problem.shapes()]
     last = [_channels_last(o) if image else o for o, image in zip(operands, _IMAGES[problem.kind], strict=False)]
-    seconds = timer(str(problem), {form.name: _standalone(form, problem) for form in hopeful}, [*operands, *last])
-    return {form: seconds[form.name] for form in hopeful}
+    seconds = timer(str(problem), {form.name: _standalone(form, problem) for form in forms}, [*operands, *last])
+    return {form: seconds[form.name] for form in forms} if seconds else {}
 
 
 # For the two operands and the result: whether it is an image, and so has a layout.
@@ -87,10 +96,12 @@ def _standalone(form: Form, problem: Problem) -> Callable[..., torch.Tensor]:
     return run
 
 
-def choices_of(costs: Mapping[Problem, Costs], forms: Mapping[Problem, Form]) -> tuple[Choice, ...]:
-    """Return the choices that were made by measurement."""
+def choices_of(
+    costs: Mapping[Problem, Costs], forms: Mapping[Problem, Form], defaults: Mapping[Problem, Form]
+) -> tuple[Choice, ...]:
+    """Return the choices that were made by measurement, from the measured seconds and the forms with and without it."""
     return tuple(
-        Choice(str(problem), forms[problem].name, {form.name: seconds for form, seconds in found.items()})
+        Choice(str(problem), forms[problem].name, {form.name: s for form, s in found.items()}, defaults[problem].name)
         for problem, found in costs.items()
-        if len(found) > 1
+        if found
     )

@@ -17,7 +17,8 @@ docs/dev/measurements/2026-11-25-granite-rapids.md has figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -30,6 +31,7 @@ from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.base import PassResult
+from irongrad.passes.module.matmul_kernels.forms import ProductForm, ProductProblem
 from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding
 from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, Packing, packed_weight
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
@@ -77,6 +79,12 @@ class Product:
         letters = self.right[1]
         return not (letters.endswith("c") and is_near(self.sizes, letters))
 
+    @property
+    def problem(self) -> ProductProblem:
+        """The product without its place in a module."""
+        dtype = str(self.left[0].type.element_type)
+        return ProductProblem(tuple(sorted(self.sizes.items())), self.left[1], self.right[1], dtype)
+
 
 @dataclass(frozen=True)
 class MatmulKernels(ModulePass):
@@ -90,9 +98,20 @@ class MatmulKernels(ModulePass):
     Operands are float32 or half precision. Those of bfloat16 are multiplied as such by AMX or AVX512-BF16. Without
     these, and if they are float16, they are widened. IREE compiles all other products: small ones, of other types or
     unknown sizes, and ones that add to a value.
+
+    Attributes:
+        forms: descriptions of products, each with the name of the form that was chosen for it by measurement. All other
+            products have the form that `tile_for` and `is_near` choose.
     """
 
     name: ClassVar[str] = "matmul-kernels"
+
+    forms: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of_context(cls, context: ModuleContext) -> Self:
+        """The pass with the measured forms of the target."""
+        return cls(context.target.forms)
 
     def applies(self, context: ModuleContext) -> bool:
         """With data tiling: without it IREE reads operands in place, and these kernels are no faster."""
@@ -100,14 +119,14 @@ class MatmulKernels(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        architecture, features = cpu_of(module)
-        tiles = _Tiles.of(features)
-        if architecture != ARCHITECTURE or not tiles.of_floats:
+        tiles = _Tiles.of_module(module)
+        if tiles is None:
             return PassResult(False)
-        found = [_product_of(op, tiles) for op in inside(module.operation) if op.name in PRODUCTS]
-        products = dict(one for one in found if one)
+        chosen = dict(self.forms)
+        forms = {p: _chosen_form(p, tile, tiles, chosen) for p, tile in _products_in(module, tiles).items()}
+        products = {product: form for product, form in forms.items() if form is not None}
         kernels = _Kernels(module)
-        launched = [_launch(product, tile, kernels) for product, tile in products.items()]
+        launched = [_launch(product, form, kernels) for product, form in products.items()]
         for replaced, new in launched:  # only now, as a product may read another
             replaced[-1].results[0].replace_all_uses_with(new)
         for done in dict.fromkeys(op for replaced, _ in launched for op in reversed(replaced)):
@@ -132,6 +151,51 @@ class _Tiles:
     def of(cls, features: Collection[str]) -> Self:
         """The tiles of a CPU with these features."""
         return cls(*(next((t for f, t in kinds.items() if f in features), ()) for kinds in (TILES, HALF_TILES)))
+
+    @classmethod
+    def of_module(cls, module: ir.Module) -> Self | None:
+        """The tiles of the CPU that `module` is compiled for; None if it has no kernels of ours."""
+        architecture, features = cpu_of(module)
+        tiles = cls.of(features)
+        return tiles if architecture == ARCHITECTURE and tiles.of_floats else None
+
+    def of_product(self, product: Product) -> tuple[Tile, ...]:
+        """The tiles for the element type of a product."""
+        return self.of_halves if product.multiplies_halves else self.of_floats
+
+
+def forms_in(module: ir.Module) -> dict[ProductProblem, Mapping[str, ProductForm | None]]:
+    """The forms of each product of a module for which the pass has several; the first form is the default.
+
+    The products that take the most multiplications in total come first. The module is changed: discard it.
+    """
+    tiles = _Tiles.of_module(module)
+    if tiles is None:
+        return {}
+    products = {p: t for p, t in _products_in(module, tiles).items() if _packed(p, t) is None}
+    of_problems = {p.problem: p.problem.forms(_default_form(p, t), tiles.of_product(p)) for p, t in products.items()}
+    counts = Counter(product.problem for product in products)
+    return dict(sorted(of_problems.items(), key=lambda item: -item[0].multiplications * counts[item[0]]))
+
+
+def _products_in(module: ir.Module, tiles: _Tiles) -> dict[Product, Tile]:
+    """The products of a module that a kernel of ours can compute, with their best tiles by the cost model."""
+    found = [_product_of(op, tiles) for op in inside(module.operation) if op.name in PRODUCTS]
+    return dict(one for one in found if one)
+
+
+def _default_form(product: Product, tile: Tile) -> ProductForm:
+    whole = product.sizes["c"] % tile.width == 0
+    return ProductForm(tile, product.has_blocks_of_columns and whole and not product.multiplies_halves)
+
+
+def _chosen_form(product: Product, tile: Tile, tiles: _Tiles, chosen: Mapping[str, str]) -> ProductForm | None:
+    """The form that was measured to be the fastest, else the default; None if IREE computes the product."""
+    default = _default_form(product, tile)
+    name = chosen.get(str(product.problem))
+    if name is None or _packed(product, tile) is not None:
+        return default
+    return product.problem.forms(default, tiles.of_product(product)).get(name, default)
 
 
 class _Kernels:
@@ -278,13 +342,12 @@ def _dimensions(indexing: Any) -> list[int]:
     return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
 
 
-def _launch(product: Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any], Any]:
+def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[list[Any], Any]:
     """Launch a kernel for a product, the bias added to it and its rounding; return what it replaces, and the result."""
     operation, sizes = product.operation, product.sizes
-    packed = _packed(product, tile)
+    packed = _packed(product, form.tile)
     left, left_matrix = as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
-    blocks = product.has_blocks_of_columns and packed is None and not product.multiplies_halves
-    blocks = blocks and sizes["c"] % tile.width == 0
+    blocks = form.in_blocks and packed is None
     in_rows = product.right if packed else _in_rows(product)
     right, right_matrix = in_blocks(product) if blocks else as_it_is(in_rows, "c", product)
     tensors = [right] if packed is None else packed.operands
@@ -296,7 +359,7 @@ def _launch(product: Product, tile: Tile, kernels: _Kernels) -> tuple[list[Any],
     of_product = MatmulShape(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
     packing = None if packed is None else packed.packing
     halves = product.multiplies_halves, rounds is not None
-    kernel = ProductKernel(of_product, tile, left_matrix, right_matrix, bool(row), packing, *halves)
+    kernel = ProductKernel(of_product, form.tile, left_matrix, right_matrix, bool(row), packing, *halves, form.most)
     with last.location, ir.InsertionPoint(last):
         kinds = [last.results[0].type]
         launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, *tensors, *row], [], [])

@@ -38,7 +38,7 @@ _PAIRS, _SUMS = 1 << 15, 1 << 16
 _COPYING = 128
 
 # The most rows and columns of the result in one part, the unit of work of a thread.
-_ROWS, _COLUMNS = 512, 768
+MOST = 512, 768
 
 # Thread counts for which work is divided so that all threads finish at nearly the same time, within the factor
 # `_NEARLY`. A thread of IREE 3.13.0 takes eight parts at a time, or one if there are fewer than eight per thread. So of
@@ -124,6 +124,7 @@ class ProductKernel:
         packing: how the right operand is stored, if not as float32; its strides then count numbers, not elements.
         multiplies_halves: whether both operands are bfloat16, multiplied as such.
         is_rounded: whether the result is rounded to bfloat16.
+        most: the most rows and columns of a part.
     """
 
     sizes: MatmulShape
@@ -134,6 +135,7 @@ class ProductKernel:
     packing: Packing | None = None
     multiplies_halves: bool = False
     is_rounded: bool = False
+    most: tuple[int, int] = MOST
 
     @property
     def right_tensors(self) -> int:
@@ -195,7 +197,7 @@ class ProductKernel:
         """
         down, across = (
             min(self._most_rows // self.tile.rows, self.strips),
-            min(_COLUMNS // self.tile.columns, self.panels),
+            min(self.most[1] // self.tile.columns, self.panels),
         )
         ways = product(range(1, down + 1), range(1, across + 1))
         times = {part: self._time(part) for part in ways if part == (down, across) or self._is_enough(part)}
@@ -206,7 +208,8 @@ class ProductKernel:
     @property
     def _most_rows(self) -> int:
         """The most rows of a part."""
-        return min(_ROWS, _SUMS // (4 * self.tile.columns)) if self.multiplies_halves else _ROWS
+        rows = self.most[0]
+        return min(rows, _SUMS // (4 * self.tile.columns)) if self.multiplies_halves else rows
 
     def _parts(self, part: tuple[int, int]) -> int:
         """The number of parts of `part` strips and panels."""

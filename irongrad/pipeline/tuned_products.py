@@ -1,0 +1,172 @@
+"""Choose the forms of a module's matrix products by measurement on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from iree.compiler import ir
+
+from irongrad.mlir.walk import bytecode_of, parsed
+from irongrad.passes.base import Choice, fastest_beyond_noise
+from irongrad.passes.module.matmul_kernels import MatmulKernels, forms_in
+from irongrad.passes.module.matmul_kernels.forms import ProductProblem
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
+from irongrad.pipeline.iree.portable_module import PortableModule
+from irongrad.pipeline.kept_times import keep, key_of, known
+from irongrad.pipeline.stopwatch import Stopwatch, check_runs_here
+from irongrad.pipeline.timed_calls import Call, calls_of, fastest
+from irongrad.runtime.manifest import ChoiceSpec, EntryPoint
+from irongrad.runtime.scratch import scratch_directory
+from irongrad.targets import Target
+
+# Products that are compiled at once, as most of the time to compile one alone is the start of IREE's tools.
+_AT_ONCE = 8
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+Names = Sequence[str]  # of the forms of a product; the first is the default
+
+
+def choices_of_products(module: PortableModule, watch: Stopwatch) -> tuple[Choice, ...]:
+    """Measure the forms of the products of `module` on each target; the largest products first.
+
+    Raises:
+        UserError: a target cannot run on this machine.
+        ToolchainError: IREE failed.
+    """
+    return tuple(choice for target in watch.targets for choice in _choices(module, target, watch))
+
+
+def with_forms(target: Target, choices: Sequence[Choice | ChoiceSpec]) -> Target:
+    """`target` with the chosen forms that are not the default; without any it is `target` as it was."""
+    chosen = ((c.what, c.chosen) for c in choices if c.target == target.name and c.chosen != c.default)
+    return replace(target, forms=tuple(sorted(chosen)))
+
+
+def _choices(module: PortableModule, target: Target, watch: Stopwatch) -> Iterator[Choice]:
+    problems = _problems(module, target)
+    watch.expect(len(problems))
+    kept = {problem: known(watch.store, _key(problem, names, target)) for problem, names in problems.items()}
+    measured = {problem: times for problem, times in kept.items() if times}
+    watch.budget.known += len(measured)
+    missing = [problem for problem in problems if problem not in measured]
+    for start in range(0, len(missing), _AT_ONCE):
+        group = missing[start : start + _AT_ONCE]
+        if watch.budget.is_spent:
+            watch.budget.left_out += len(group)
+            continue
+        check_runs_here([target])
+        what = f"{group[0]} and {len(group) - 1} more products" if group[1:] else str(group[0])
+        with watch.budget.measuring(what, len(group)):
+            measured |= _measured({p: problems[p] for p in group}, target)
+        for problem in group:
+            keep(watch.store, _key(problem, problems[problem], target), measured[problem])
+    for problem, names in problems.items():
+        if problem in measured:
+            times, default = measured[problem], names[0]
+            yield Choice(str(problem), fastest_beyond_noise(times, default), times, default, target.name)
+
+
+def _problems(module: PortableModule, target: Target) -> dict[ProductProblem, Names]:
+    """The products that kernels of ours compute for `target`, with the names of their forms."""
+    if MatmulKernels.name in target.disabled_passes:
+        return {}
+    with scratch_directory() as folder:
+        source = folder / "step.mlirbc"
+        source.write_bytes(module.bytecode)
+        compilation = Compilation.of(source, target, (*COMMON_FLAGS, *target.flags), module.entry_points)
+        if not MatmulKernels().applies(compilation.context):
+            return {}
+        with parsed(compilation.to_global_optimization()) as whole, ir.Location.unknown():
+            found = forms_in(whole)
+    return {problem: [*forms] for problem, forms in found.items() if problem.dtype in _DTYPES}
+
+
+def _key(problem: ProductProblem, names: Names, target: Target) -> str:
+    return key_of(str(problem), names, target)
+
+
+@dataclass(frozen=True)
+class Products:
+    """A program of products to measure.
+
+    Attributes:
+        bytecode: the module as MLIR bytecode.
+        entry_points: empty; the functions are called directly.
+    """
+
+    bytecode: bytes
+    entry_points: tuple[EntryPoint, ...] = ()
+
+
+def _measured(problems: Mapping[ProductProblem, Names], target: Target) -> dict[ProductProblem, dict[str, float]]:
+    """The seconds of each form of each product. One module has one form of all products."""
+    calls: dict[ProductProblem, dict[str, Call]] = {problem: {} for problem in problems}
+    for number in range(max(map(len, problems.values()))):
+        forms = {problem: names[number] for problem, names in problems.items() if number < len(names)}
+        functions = {f"product_{i}": problem for i, problem in enumerate(forms)}
+        module = products_of(functions)
+        chosen = tuple((str(problem), name) for problem, name in forms.items())
+        with scratch_directory() as folder:
+            compiled = compile_module(module, replace(target, forms=chosen), Path(folder))
+        operands = {name: _operands(problem) for name, problem in functions.items()}
+        for name, call in calls_of(compiled.vmfb, target.device, operands).items():
+            calls[functions[name]][forms[functions[name]]] = call
+    return {problem: fastest(of_forms) for problem, of_forms in calls.items()}
+
+
+def _operands(problem: ProductProblem) -> list[torch.Tensor]:
+    sizes = dict(problem.sizes)
+    shapes = [[sizes[x] for x in letters] for letters in (problem.left, problem.right)]
+    return [torch.empty(shape, dtype=_DTYPES[problem.dtype], device="meta") for shape in shapes]
+
+
+def products_of(functions: Mapping[str, ProductProblem]) -> Products:
+    """A program with a function for each product, by name; its operands have the layouts of the problem."""
+    text = "\n".join(_function(name, problem) for name, problem in functions.items())
+    with parsed(f"module @products {{\n{text}\n}}".encode()) as module:
+        return Products(bytecode_of(module))
+
+
+def _function(name: str, problem: ProductProblem) -> str:
+    """A function of one product."""
+    batched = "b" in dict(problem.sizes)
+    letters = [f"b{x}" if batched else x for x in ("rk", "kc", "rc")]
+    left, right, result = (_tensor(problem, x, "f32" if x == letters[2] else problem.dtype) for x in letters)
+    one, other = (_tensor(problem, x, problem.dtype) for x in (problem.left, problem.right))
+    product = "linalg.batch_matmul" if batched else "linalg.matmul"
+    return f"""
+func.func @{name}(%one: {one}, %other: {other}) -> {result} {{
+  {_moved("%left", "%one", problem.left, letters[0], problem)}
+  {_moved("%right", "%other", problem.right, letters[1], problem)}
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : {result}
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : {result}) -> {result}
+  %product = {product} ins(%left, %right : {left}, {right}) outs(%zeros : {result}) -> {result}
+  return %product : {result}
+}}"""
+
+
+def _moved(name: str, source: str, of_source: str, letters: str, problem: ProductProblem) -> str:
+    """The operation that brings dimensions into the order of `letters`, and repeats an operand for each batch."""
+    before, after = (_tensor(problem, x, problem.dtype) for x in (of_source, letters))
+    axes = [f"d{i}" for i in range(len(letters))]
+    read = ", ".join(axes[letters.index(x)] for x in of_source)
+    every = ", ".join(axes)
+    maps = f"[affine_map<({every}) -> ({read})>, affine_map<({every}) -> ({every})>]"
+    kinds = ", ".join('"parallel"' for _ in axes)
+    dtype = problem.dtype
+    return f"""{name}_room = tensor.empty() : {after}
+  {name} = linalg.generic {{indexing_maps = {maps}, iterator_types = [{kinds}]}}
+      ins({source} : {before}) outs({name}_room : {after}) {{
+  ^bb0(%in: {dtype}, %out: {dtype}):
+    linalg.yield %in : {dtype}
+  }} -> {after}"""
+
+
+def _tensor(problem: ProductProblem, letters: str, dtype: str) -> str:
+    sizes = dict(problem.sizes)
+    return f"tensor<{'x'.join(str(sizes[x]) for x in letters)}x{dtype}>"
