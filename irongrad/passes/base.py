@@ -16,6 +16,19 @@ from irongrad.graph.step_graph import StepGraph, Value
 MARGIN = 0.05
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of candidates that compute the same result.
+
+    Attributes:
+        seconds: the run time of each candidate in seconds, by name.
+        failed: why the other candidates have none, by name: they failed to compile or to run.
+    """
+
+    seconds: Mapping[str, float]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
 class Timer(Protocol):
     """Measures the run time of functions on the devices that a graph is compiled for, within a budget of time."""
 
@@ -25,7 +38,7 @@ class Timer(Protocol):
 
     def __call__(
         self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
-    ) -> Mapping[str, float]:
+    ) -> Measured | None:
         """Measure functions that compute the same result.
 
         Args:
@@ -34,7 +47,7 @@ class Timer(Protocol):
             operands: tensors with the shapes and dtypes of the arguments.
 
         Returns:
-            The run time of each candidate in seconds, by name; empty if the budget has run out.
+            What was measured; None if the budget has run out.
         """
         ...
 
@@ -49,6 +62,7 @@ class Choice:
         seconds: the run time of each candidate in seconds, by name.
         default: the name of the candidate that is taken without a measurement.
         target: the name of the target that the choice is for; empty if it is for all.
+        failed: why the other candidates have no time, by name.
     """
 
     what: str
@@ -56,10 +70,13 @@ class Choice:
     seconds: Mapping[str, float]
     default: str = ""
     target: str = ""
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def fastest_beyond_noise(seconds: Mapping[str, float], default: str) -> str:
-    """The name of the fastest candidate, or `default` if that is about as fast."""
+    """The name of the fastest candidate; `default` if that is about as fast, or if it could not be measured."""
+    if default not in seconds:
+        return default
     best = min(seconds, key=seconds.__getitem__)
     return best if seconds[best] < (1 - MARGIN) * seconds[default] else default
 

@@ -212,7 +212,7 @@ def _faster(run: BuildRun, tuned: Artifact, step: TrainStep | Steps) -> Artifact
     options, watch = run.options, run.watch
     assert watch is not None
     if not is_tuned(tuned):
-        return keep_faster(tuned, None, {}, watch.budget)
+        return keep_faster(tuned, None, None, watch.budget)
     with staged(options.output) as aside:
         default = declared()["tune_seconds"].default
         plainly = replace(options, output=aside / UNTUNED, tune=False, tune_seconds=default)

@@ -353,6 +353,11 @@ def target_spec(compiled: CompiledModule, asked: str) -> TargetSpec:
     )
 
 
+def _choice(choice: Choice) -> ChoiceSpec:
+    seconds, failed = dict(choice.seconds), dict(choice.failed)
+    return ChoiceSpec(choice.what, choice.chosen, seconds, choice.default, choice.target, failed)
+
+
 def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origin, directory: Path) -> Manifest:
     targets = [target_spec(c, a) for c, a in zip(compiled, origin.asked, strict=True)]
     names = [*(t.file for t in targets), *module.portable, INITIAL_STATE]
@@ -369,7 +374,7 @@ def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origi
         versions=versions | {p: version(p) for p in PACKAGES} | dict(origin.versions),
         passes=tuple(map(spelled, origin.passes)),
         route=origin.route,
-        tuned=tuple(ChoiceSpec(c.what, c.chosen, dict(c.seconds), c.default, c.target) for c in origin.choices),
+        tuned=tuple(map(_choice, origin.choices)),
         memory=origin.memory,
         function=origin.function,
         files={n: file_spec(directory / n) for n in names},

@@ -13,11 +13,12 @@ from irongrad.cache import Store
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.operators.legalize.retrace import retrace
 from irongrad.passes import parse_passes, run_passes
+from irongrad.passes.base import Measured
 from irongrad.pipeline.iree.compile import CompiledModule, compile_module
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.package import target_spec
-from irongrad.pipeline.timed_calls import calls_of, fastest
+from irongrad.pipeline.timed_calls import Call, built, calls_of, fastest
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import EntryPoint
@@ -49,7 +50,7 @@ class Stopwatch:
 
     def __call__(
         self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
-    ) -> dict[str, float]:
+    ) -> Measured | None:
         """Measure functions that compute the same result; their times on several targets are added.
 
         Args:
@@ -58,27 +59,34 @@ class Stopwatch:
             operands: tensors with the shapes and dtypes of the arguments.
 
         Returns:
-            The run time of each candidate in seconds, by name; empty if the budget has run out.
+            What was measured; None if the budget has run out.
 
         Raises:
             UserError: a target cannot run on this machine.
         """
         like = [(tuple(o.shape), str(o.dtype)) for o in operands]
         keys = {target: key_of(what, tuple(candidates), like, target) for target in self.targets}
-        found = {target: known(self.store, key) for target, key in keys.items()}
+        found = {target: known(self.store, key, Measured) for target, key in keys.items()}
         missing = [target for target, times in found.items() if times is None]
         if not missing:
             self.budget.known += 1
         elif self.budget.is_spent:
             self.budget.left_out += 1
-            return {}
+            return None
         else:
             check_runs_here(missing)
             with self.budget.measuring(what):
                 for target in missing:
                     found[target] = _measured(candidates, operands, target)
-                    keep(self.store, keys[target], found[target] or {})
-        return {name: sum(times[name] for times in found.values() if times) for name in candidates}
+                    keep(self.store, keys[target], found[target])
+        return _sum([times for times in found.values() if times is not None])
+
+
+def _sum(of_targets: Sequence[Measured]) -> Measured:
+    """The sums of times on several targets; what fails on one of them has failed."""
+    failed = {name: why for one in of_targets for name, why in one.failed.items()}
+    names = [name for name in of_targets[0].seconds if name not in failed]
+    return Measured({name: sum(one.seconds[name] for one in of_targets) for name in names}, failed)
 
 
 def check_runs_here(targets: Iterable[Target]) -> None:
@@ -125,12 +133,14 @@ def _compiled(
 
 def _measured(
     candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target
-) -> dict[str, float]:
-    with scratch_directory() as folder:
-        compiled = _compiled(candidates.values(), operands, target, folder)
-    functions = {f"graph.{i}": operands for i in range(len(candidates))}
-    calls = calls_of(compiled.vmfb, target.device, functions)
-    return fastest(dict(zip(candidates, calls.values(), strict=True)))
+) -> Measured:
+    def build(some: Mapping[str, Callable[..., torch.Tensor]]) -> dict[str, Call]:
+        with scratch_directory() as folder:
+            compiled = _compiled(some.values(), operands, target, folder)
+        functions = {f"graph.{i}": operands for i in range(len(some))}
+        return dict(zip(some, calls_of(compiled.vmfb, target.device, functions).values(), strict=True))
+
+    return fastest(*built(build, candidates))
 
 
 def _function(fn: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> Function:

@@ -1,15 +1,16 @@
-"""Load compiled functions, and time calls of them in turns."""
+"""Load compiled functions, and time calls of them in turns; what fails to compile or to run is left out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import iree.runtime as ireert
 import torch
 
 from irongrad.graph.dtypes import to_numpy
+from irongrad.passes.base import Measured
 from irongrad.runtime.transfer import to_device
 
 # Each function runs in this many rounds, in turns with the others. The fastest round counts, because other work on the
@@ -23,7 +24,39 @@ CONFIRMING = 24
 
 _FEWEST = 3  # rounds of functions that take long
 
+# The fewest and the most rounds in which two functions are paired.
+_PAIRS = 9, 200
+
 Call = Callable[[], None]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def built(
+    build: Callable[[Mapping[K, V]], Mapping[K, Call]], parts: Mapping[K, V]
+) -> tuple[dict[K, Call], dict[K, str]]:
+    """Compile parts together, or each alone if that fails.
+
+    Args:
+        build: compiles some of the parts, and returns a call of each.
+        parts: what to compile, by name.
+
+    Returns:
+        A call of each part that compiles, and why the others do not.
+    """
+    try:
+        return dict(build(parts)), {}
+    except Exception as error:  # whatever a form raises, it is the form that is left out
+        if len(parts) == 1:
+            return {}, dict.fromkeys(parts, reason(error))
+    each = [built(build, {name: part}) for name, part in parts.items()]
+    calls = {name: call for one, _ in each for name, call in one.items()}
+    return calls, {name: why for _, failed in each for name, why in failed.items()}
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error's message, or its class if there is none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def calls_of(vmfb: bytes, driver: str, functions: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, Call]:
@@ -60,27 +93,61 @@ def _call(context: Any, function: Any, values: Sequence[Any]) -> Call:
     return run
 
 
-def fastest(calls: Mapping[str, Call], most: float = 2.0) -> dict[str, float]:
+def fastest(calls: Mapping[str, Call], failed: Mapping[str, str], most: float = 2.0) -> Measured:
     """The seconds of each function's fastest round, in turns; its first call, which loads code, does not count.
 
     The two fastest and the first of `calls`, the default, are measured again.
 
     Args:
         calls: the functions, by name.
+        failed: why other functions are not among them, by name.
         most: about how long to measure in seconds, if that is time for a few rounds.
     """
+    failed = dict(failed)
     repeats: dict[str, int] = {}
     whole = 0.0  # the seconds of a round
     for name, call in calls.items():
-        call()
-        once = max(_seconds(call, 1), 1e-9)
-        repeats[name] = max(1, int(_LEAST_SECONDS / once))
-        whole += repeats[name] * once
+        try:
+            repeats[name], took = _warmed(call)
+            whole += took
+        except Exception as error:  # as in `built`
+            failed[name] = reason(error)
+    if not repeats:
+        return Measured({}, failed)
+    running = {name: calls[name] for name in repeats}
     share = min(1.0, most / (whole * (ROUNDS + CONFIRMING)))
-    seconds = _least(calls, repeats, max(_FEWEST, int(share * ROUNDS)))
-    again = dict.fromkeys([*sorted(seconds, key=seconds.__getitem__)[:2], *list(calls)[:1]])
-    confirming = {name: calls[name] for name in again}
-    return seconds | _least(confirming, repeats, max(_FEWEST, int(share * CONFIRMING)))
+    seconds = _least(running, repeats, max(_FEWEST, int(share * ROUNDS)))
+    again = dict.fromkeys([*sorted(seconds, key=seconds.__getitem__)[:2], *list(running)[:1]])
+    confirming = {name: running[name] for name in again}
+    return Measured(seconds | _least(confirming, repeats, max(_FEWEST, int(share * CONFIRMING))), failed)
+
+
+def paired(one: Call, other: Call, most: float) -> list[tuple[float, float]]:
+    """The seconds of two functions in rounds in turn; which of them comes first alternates.
+
+    Args:
+        one: a function.
+        other: another one.
+        most: about how long to measure in seconds, if that is time for a few rounds.
+    """
+    (repeats, took), (others, took_other) = _warmed(one), _warmed(other)
+    fewest, rounds = _PAIRS[0], int(most / (took + took_other))
+    found = []
+    for number in range(min(max(fewest, rounds), _PAIRS[1])):
+        if number % 2:
+            last = _seconds(other, others)
+            found.append((_seconds(one, repeats), last))
+        else:
+            found.append((_seconds(one, repeats), _seconds(other, others)))
+    return found
+
+
+def _warmed(call: Call) -> tuple[int, float]:
+    """Call a function for the first times; return how often it runs in a round, and the seconds of a round."""
+    call()
+    once = max(_seconds(call, 1), 1e-9)
+    repeats = max(1, int(_LEAST_SECONDS / once))
+    return repeats, repeats * once
 
 
 def _least(calls: Mapping[str, Call], repeats: Mapping[str, int], rounds: int) -> dict[str, float]:

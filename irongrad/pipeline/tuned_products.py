@@ -10,14 +10,14 @@ import torch
 from iree.compiler import ir
 
 from irongrad.mlir.walk import bytecode_of, parsed
-from irongrad.passes.base import Choice, fastest_beyond_noise
+from irongrad.passes.base import Choice, Measured, fastest_beyond_noise
 from irongrad.passes.module.matmul_kernels import MatmulKernels, forms_in
 from irongrad.passes.module.matmul_kernels.forms import ProductProblem
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.pipeline.iree.portable_module import PortableModule
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.stopwatch import Stopwatch, check_runs_here
-from irongrad.pipeline.timed_calls import Call, calls_of, fastest
+from irongrad.pipeline.timed_calls import Call, built, calls_of, fastest
 from irongrad.runtime.manifest import ChoiceSpec, EntryPoint
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.targets import Target
@@ -49,7 +49,7 @@ def with_forms(target: Target, choices: Sequence[Choice | ChoiceSpec]) -> Target
 def _choices(module: PortableModule, target: Target, watch: Stopwatch) -> Iterator[Choice]:
     problems = _problems(module, target)
     watch.expect(len(problems))
-    kept = {problem: known(watch.store, _key(problem, names, target)) for problem, names in problems.items()}
+    kept = {problem: known(watch.store, _key(problem, names, target), Measured) for problem, names in problems.items()}
     measured = {problem: times for problem, times in kept.items() if times}
     watch.budget.known += len(measured)
     missing = [problem for problem in problems if problem not in measured]
@@ -67,7 +67,8 @@ def _choices(module: PortableModule, target: Target, watch: Stopwatch) -> Iterat
     for problem, names in problems.items():
         if problem in measured:
             times, default = measured[problem], names[0]
-            yield Choice(str(problem), fastest_beyond_noise(times, default), times, default, target.name)
+            chosen = fastest_beyond_noise(times.seconds, default)
+            yield Choice(str(problem), chosen, times.seconds, default, target.name, times.failed)
 
 
 def _problems(module: PortableModule, target: Target) -> dict[ProductProblem, Names]:
@@ -102,20 +103,30 @@ class Products:
     entry_points: tuple[EntryPoint, ...] = ()
 
 
-def _measured(problems: Mapping[ProductProblem, Names], target: Target) -> dict[ProductProblem, dict[str, float]]:
+def _measured(problems: Mapping[ProductProblem, Names], target: Target) -> dict[ProductProblem, Measured]:
     """The seconds of each form of each product. One module has one form of all products."""
     calls: dict[ProductProblem, dict[str, Call]] = {problem: {} for problem in problems}
+    failed: dict[ProductProblem, dict[str, str]] = {problem: {} for problem in problems}
     for number in range(max(map(len, problems.values()))):
         forms = {problem: names[number] for problem, names in problems.items() if number < len(names)}
-        functions = {f"product_{i}": problem for i, problem in enumerate(forms)}
-        module = products_of(functions)
-        chosen = tuple((str(problem), name) for problem, name in forms.items())
-        with scratch_directory() as folder:
-            compiled = compile_module(module, replace(target, forms=chosen), Path(folder))
-        operands = {name: _operands(problem) for name, problem in functions.items()}
-        for name, call in calls_of(compiled.vmfb, target.device, operands).items():
-            calls[functions[name]][forms[functions[name]]] = call
-    return {problem: fastest(of_forms) for problem, of_forms in calls.items()}
+        made, reasons = built(lambda some: _compiled(some, target), forms)
+        for problem, name in forms.items():
+            if problem in made:
+                calls[problem][name] = made[problem]
+            else:
+                failed[problem][name] = reasons[problem]
+    return {problem: fastest(of_forms, failed[problem]) for problem, of_forms in calls.items()}
+
+
+def _compiled(forms: Mapping[ProductProblem, str], target: Target) -> dict[ProductProblem, Call]:
+    """Compile one module of products, each in a form, and load it."""
+    functions = {f"product_{i}": problem for i, problem in enumerate(forms)}
+    chosen = tuple((str(problem), name) for problem, name in forms.items())
+    with scratch_directory() as folder:
+        compiled = compile_module(products_of(functions), replace(target, forms=chosen), Path(folder))
+    operands = {name: _operands(problem) for name, problem in functions.items()}
+    calls = calls_of(compiled.vmfb, target.device, operands)
+    return {problem: calls[name] for name, problem in functions.items()}
 
 
 def _operands(problem: ProductProblem) -> list[torch.Tensor]:

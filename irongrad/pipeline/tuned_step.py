@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,10 +13,19 @@ from typing import Any
 from irongrad.cache import Store
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.package import Artifact
-from irongrad.pipeline.timed_calls import Call, fastest
+from irongrad.pipeline.timed_calls import Call, paired
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.golden import read_goldens
-from irongrad.runtime.manifest import OF_GRADIENTS, OF_STATE, TUNED, UNTUNED, ChoiceSpec, EntryPoint, TuningSpec
+from irongrad.runtime.manifest import (
+    OF_GRADIENTS,
+    OF_STATE,
+    TUNED,
+    UNTUNED,
+    ChoiceSpec,
+    EntryPoint,
+    StepTimes,
+    TuningSpec,
+)
 from irongrad.runtime.manifest_file import write_manifest
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
@@ -22,14 +33,21 @@ from irongrad.runtime.staging import publish, staged
 # How long a whole step is measured, at most about, in seconds.
 _SECONDS = 10.0
 
+# The tuned step must take this much less time. If one step is loaded twice, one of the two may be faster by 1.4 % all
+# the time, by the places of its values in memory (docs/dev/measurements/2026-11-27-xeon.md).
+_MARGIN = 0.02
+
+# So many standard deviations of the number of rounds above the median are 1 % of all cases.
+_SURE = 2.33
+
 
 def is_tuned(artifact: Artifact) -> bool:
     """Whether any form differs from the default."""
     return any(choice.chosen != choice.default for choice in artifact.manifest.tuned)
 
 
-def step_times(tuned: Artifact, untuned: Artifact, store: Store | None, budget: TuningBudget) -> dict[str, float]:
-    """The seconds of a whole step of both artifacts, measured in turns; the times on several targets are added.
+def step_times(tuned: Artifact, untuned: Artifact, store: Store | None, budget: TuningBudget) -> StepTimes:
+    """Measure a whole step of both artifacts in turns; the times on several targets, and of several steps, are added.
 
     Args:
         tuned: the step with tuned forms.
@@ -38,19 +56,45 @@ def step_times(tuned: Artifact, untuned: Artifact, store: Store | None, budget: 
         budget: shows the progress. The whole step is measured even if the budget is spent.
     """
     key = key_of("whole step", (TUNED, UNTUNED), _files(tuned), _files(untuned))
-    if (times := known(store, key)) is None:
+    if (times := known(store, key, StepTimes)) is None:
         with budget.measuring("the whole step, tuned and untuned"):
-            calls = [{UNTUNED: one, TUNED: other} for one, other in zip(_calls(untuned), _calls(tuned), strict=True)]
-            each = [fastest(of_both, _SECONDS / len(calls)) for of_both in calls]
-        times = {name: sum(of_both[name] for of_both in each) for name in (TUNED, UNTUNED)}
+            times = times_of(paired(_all(tuned), _all(untuned), _SECONDS))
         keep(store, key, times)
     return times
+
+
+def times_of(rounds: Sequence[tuple[float, float]]) -> StepTimes:
+    """The summary of the seconds of a tuned and an untuned step, in rounds in turn.
+
+    The bound of the median is one of the ratios: how many of them are above the median has a binomial distribution,
+    whatever the times (H. A. David and H. N. Nagaraja, "Order Statistics", 2003).
+    """
+    ratios = sorted(tuned / untuned for tuned, untuned in rounds)
+    place = math.ceil(len(ratios) / 2 + _SURE * math.sqrt(len(ratios)) / 2)
+    least = [min(column) for column in zip(*rounds, strict=True)]
+    return StepTimes(least[0], least[1], statistics.median(ratios), ratios[min(place, len(ratios)) - 1])
+
+
+def is_faster(times: StepTimes) -> bool:
+    """Whether the tuned step is faster by more than the noise of the measurement."""
+    return times.bound < 1 - _MARGIN
 
 
 def _files(artifact: Artifact) -> list[tuple[str, str]]:
     """What decides how long a step takes: the compiled modules."""
     manifest = artifact.manifest
     return [(target.device, manifest.files[target.file].sha256) for target in manifest.targets]
+
+
+def _all(artifact: Artifact) -> Call:
+    """A call that runs each step on each target."""
+    calls = list(_calls(artifact))
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
 
 
 def _calls(artifact: Artifact) -> Iterator[Call]:
@@ -77,19 +121,19 @@ def _run(session: Session, name: str, arguments: dict[str, Any]) -> None:
     session.call(name, **arguments)
 
 
-def keep_faster(tuned: Artifact, untuned: Artifact | None, times: dict[str, float], budget: TuningBudget) -> Artifact:
-    """Write what was measured into the artifact, and put the untuned one in its place if that is as fast.
+def keep_faster(tuned: Artifact, untuned: Artifact | None, times: StepTimes | None, budget: TuningBudget) -> Artifact:
+    """Write what was measured into the artifact, and put the untuned one in its place unless the tuned one is faster.
 
     Args:
         tuned: the step with tuned forms, in its place.
         untuned: the step without them, in another directory; None if all forms are the default ones.
-        times: the seconds of a step of both, by `TUNED` and `UNTUNED`.
+        times: the times of a step of both; None without `untuned`.
         budget: what was measured.
     """
-    is_faster = untuned is not None and times[TUNED] < times[UNTUNED]
-    better = untuned if untuned is not None and not is_faster else tuned
-    choices = tuned.manifest.tuned if is_faster else tuple(map(_as_default, tuned.manifest.tuned))
-    kept = TUNED if is_faster else UNTUNED
+    keeps_tuned = times is not None and is_faster(times)
+    better = tuned if untuned is None or keeps_tuned else untuned
+    choices = tuned.manifest.tuned if keeps_tuned else tuple(map(_as_default, tuned.manifest.tuned))
+    kept = TUNED if keeps_tuned else UNTUNED
     about = TuningSpec(int(budget.seconds), len(choices), budget.left_out, times, kept)
     manifest = replace(better.manifest, tuned=choices, tuning=about, base_file=tuned.manifest.base_file)
     with staged(tuned.directory) as staging:

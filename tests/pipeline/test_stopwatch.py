@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from irongrad.cache import Store
+from irongrad.passes.base import Measured
 from irongrad.pipeline import stopwatch, timed_calls
 from irongrad.pipeline.stopwatch import Stopwatch
 from irongrad.pipeline.tuning_budget import TuningBudget
@@ -23,13 +24,14 @@ def test_candidates_are_measured_once(tmp_path, monkeypatch):
     budget = TuningBudget(60, said.append)
     watch = Stopwatch(targets, store, budget)
     watch.expect(1)
-    seconds = watch("products", CANDIDATES, OPERANDS)
-    assert seconds.keys() == CANDIDATES.keys()
-    assert min(seconds.values()) > 0
+    times = watch("products", CANDIDATES, OPERANDS)
+    assert times is not None
+    assert times.seconds.keys() == CANDIDATES.keys()
+    assert min(times.seconds.values()) > 0
     assert said == ["products (1 of 1, 0 of 60 s)"]
     assert budget.spent > 0
     monkeypatch.delattr(stopwatch, "_measured")
-    assert Stopwatch(targets, store)("products", CANDIDATES, OPERANDS) == seconds
+    assert Stopwatch(targets, store)("products", CANDIDATES, OPERANDS) == times
     with pytest.raises(NameError):  # another shape is another measurement
         Stopwatch(targets, store)("products", CANDIDATES, [OPERANDS[0], torch.empty(128, 64, device="meta")])
 
@@ -37,7 +39,7 @@ def test_candidates_are_measured_once(tmp_path, monkeypatch):
 def test_a_spent_budget_leaves_the_rest_out(tmp_path, monkeypatch):
     monkeypatch.delattr(stopwatch, "_measured")
     budget = TuningBudget(0)
-    assert Stopwatch(tuple(parse_targets(["llvm-cpu"])), None, budget)("products", CANDIDATES, OPERANDS) == {}
+    assert Stopwatch(tuple(parse_targets(["llvm-cpu"])), None, budget)("products", CANDIDATES, OPERANDS) is None
     assert (budget.timed, budget.left_out) == (0, 1)
 
 
@@ -59,8 +61,8 @@ def test_the_fastest_round_counts_and_the_first_calls_do_not(monkeypatch):
         return run
 
     monkeypatch.setattr(timed_calls.time, "perf_counter", lambda: now)
-    found = timed_calls.fastest({name: call(name) for name in took})
-    assert found == {"steady": 2.0, "disturbed": 3.0, "lucky": 2.0}
+    found = timed_calls.fastest({name: call(name) for name in took}, {})
+    assert found == Measured({"steady": 2.0, "disturbed": 3.0, "lucky": 2.0})
 
 
 def test_a_target_that_cannot_run_here_is_refused():
@@ -71,3 +73,39 @@ def test_a_target_that_cannot_run_here_is_refused():
 
     with pytest.raises(UserError, match=r"--tune measures on this machine, and the target llvm-cpu-aarch64 cannot"):
         Stopwatch(parse_targets(["llvm-cpu:arch=aarch64"]))("sums", {"sum": never}, OPERANDS[:1])
+
+
+def test_a_form_that_fails_to_compile_is_left_out_and_named():
+    candidates = CANDIDATES | {"unknown": lambda x, y: torch.ops.aten._cdist_forward(x, y, 2.0, None) + torch.rand(3)}
+    times = Stopwatch(tuple(parse_targets(["llvm-cpu"])))("products", candidates, OPERANDS)
+    assert times is not None
+    assert times.seconds.keys() == CANDIDATES.keys()
+    assert times.failed.keys() == {"unknown"}
+    assert times.failed["unknown"]
+
+
+def test_a_form_that_fails_to_run_is_left_out_and_named():
+    def fails():
+        raise RuntimeError("no device\nat a line")
+
+    times = timed_calls.fastest({"sum": lambda: None, "late": fails}, {"early": "no kernel"})
+    assert times.seconds.keys() == {"sum"}
+    assert times.failed == {"early": "no kernel", "late": "no device"}
+    assert timed_calls.fastest({"late": fails}, {}) == Measured({}, {"late": "no device"})
+
+
+def test_pairs_take_turns(monkeypatch):
+    now, order = 0.0, []
+
+    def call(name, seconds):
+        def run():
+            nonlocal now
+            now += seconds
+            order.append(name)
+
+        return run
+
+    monkeypatch.setattr(timed_calls.time, "perf_counter", lambda: now)
+    rounds = timed_calls.paired(call("a", 1.0), call("b", 2.0), 1.0)
+    assert rounds == [(1.0, 2.0)] * 9
+    assert order[4:10] == ["a", "b", "b", "a", "a", "b"]  # the first calls load code, and say how long a call takes

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 import irongrad as ig
 from irongrad.cli.main import cli
+from irongrad.passes.base import Measured
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import UserError
 
@@ -35,7 +36,7 @@ class Watch:
 
     def __call__(self, what, candidates, operands):
         order = ["winograd", "by-row", "gathered", "scattered", "direct"]
-        return {name: 1e-3 * (1 + order.index(name)) for name in candidates}
+        return Measured({name: 1e-3 * (1 + order.index(name)) for name in candidates})
 
 
 @pytest.fixture(scope="module", name="tuned")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +16,28 @@ from click.testing import CliRunner
 from torch import nn
 
 import irongrad as ig
+from irongrad.analysis.file import read_analysis
 from irongrad.cache import Store
 from irongrad.cli.main import cli
 from irongrad.memory_model.product_tiles import AVX512, HALF_TILES
 from irongrad.mlir.walk import parsed
-from irongrad.passes.base import Choice
+from irongrad.passes.base import Choice, Measured
 from irongrad.passes.module.matmul_kernels import forms_in
 from irongrad.passes.module.matmul_kernels.forms import OF_IREE, ProductForm, ProductProblem
 from irongrad.pipeline import tuned_products, tuned_step
-from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, CompiledModule, compile_module
 from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.rebuild import rebuild
 from irongrad.pipeline.stopwatch import Stopwatch
+from irongrad.pipeline.timed_calls import Call
 from irongrad.pipeline.tuned_products import Products, choices_of_products, products_of, with_forms
+from irongrad.pipeline.tuned_step import is_faster, times_of
 from irongrad.pipeline.tuning_budget import TuningBudget
-from irongrad.runtime.manifest import TUNED, UNTUNED, TuningSpec
-from irongrad.targets import parse_target
+from irongrad.runtime.errors import ToolchainError
+from irongrad.runtime.manifest import TUNED, UNTUNED, StepTimes, TuningSpec
+from irongrad.runtime.manifest_file import read_manifest
+from irongrad.runtime.session import Session
+from irongrad.targets import Target, parse_target
 from tests.fixtures.module_texts import functions_of
 
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
@@ -112,54 +120,176 @@ def test_only_forms_that_differ_from_the_default_change_a_target():
     assert with_forms(target, [same, other, replace(other, what="c", target="vulkan")]).forms == (("b", "y"),)
 
 
-def _step() -> ig.TrainStep:
+def test_a_budget_that_runs_out_measures_the_largest_products(monkeypatch: pytest.MonkeyPatch):
+    """One that has begun is finished. How long it takes does not matter here, so nothing is compiled for it."""
+    monkeypatch.setattr(tuned_products, "_AT_ONCE", 1)
+    monkeypatch.setattr(tuned_products, "_measured", lambda some, target: dict.fromkeys(some, Measured({"x": 1.0})))
+    module = products_of({"small": problem(r=128, c=128, k=128), "large": problem(r=192, c=192, k=192)})
+    budget = TuningBudget(1e-9)
+    (choice,) = choices_of_products(module, Stopwatch((parse_target("llvm-cpu"),), None, budget))
+    assert "192x192" in choice.what
+    assert (budget.timed, budget.left_out) == (1, 1)
+
+
+def test_a_form_that_fails_to_compile_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch):
+    """Other products of its module are compiled again without it."""
+
+    def compiled(module: Products, target: Target, scratch: Path) -> CompiledModule:
+        if any("128x128" in what and name.startswith("4x") for what, name in target.forms):
+            raise ToolchainError("no registers\nin a kernel")
+        return compile_module(module, target, scratch)
+
+    monkeypatch.setattr(tuned_products, "compile_module", compiled)
+    module = products_of({"small": problem(r=128, c=128, k=128), "large": problem(r=192, c=192, k=192)})
+    choices = choices_of_products(module, Stopwatch((parse_target("llvm-cpu:cpu=x86-64-v4"),)))
+    small, large = sorted(choices, key=lambda choice: "192" in choice.what)
+    assert {name[:2] for name in small.failed} == {"4x"}
+    assert {*small.failed.values()} == {"no registers"}
+    assert small.chosen in small.seconds
+    assert not large.failed
+    assert any(name.startswith("4x") for name in large.seconds)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [
+        ([0.9] * 9, True),
+        ([0.97, 0.9] * 10, True),
+        ([0.985] * 200, False),  # as one step that is loaded twice
+        ([0.5, 1.5] * 100, False),
+        ([0.9] * 5 + [1.0] * 4, False),  # too few rounds for so much noise
+        ([0.9] * 130 + [1.1] * 70, True),
+        ([1.1] * 130 + [0.9] * 70, False),
+    ],
+)
+def test_a_tuned_step_must_be_faster_by_more_than_noise(ratios: list[float], expected: bool):
+    times = times_of([(ratio, 1.0) for ratio in ratios])
+    assert times.tuned == min(ratios)
+    assert times.untuned == 1.0
+    assert times.ratio <= times.bound <= max(ratios)
+    assert is_faster(times) == expected
+
+
+def _step(learning_rate: float = 0.1) -> ig.TrainStep:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 8))
     inputs = {"x": torch.randn(128, 128), "y": torch.randint(0, 8, (128,))}
-    return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=learning_rate), inputs)
 
 
-def _tuned(output: Path, step: Mapping[str, float]) -> Artifact:
-    """Compile with IREE's kernels as the fastest of the measured ones, and `step` as the seconds of the whole step."""
+def _tuned(output: Path, ratio: float, step: ig.TrainStep | ig.Steps | None = None, **choices: Any) -> Artifact:
+    """Compile with IREE's kernels as the fastest of the measured ones, and the `ratio` of the tuned step's time."""
+
+    def fastest(calls: Mapping[str, Call], failed: Mapping[str, str]) -> Measured:
+        return Measured({name: 1.0 + (name != OF_IREE) for name in calls}, failed)
+
+    def paired(one: Call, other: Call, most: float) -> list[tuple[float, float]]:
+        for call in (one, other):
+            call()
+        return [(ratio, 1.0)] * 9
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuned_products, "fastest", lambda calls: {name: 1.0 + (name != OF_IREE) for name in calls})
-        patch.setattr(tuned_step, "fastest", lambda calls, most: {name: step[name] for name in calls})
-        return ig.compile(_step(), output, entry_points=("train_step",), tune=True, cache=False)
+        patch.setattr(tuned_products, "fastest", fastest)
+        patch.setattr(tuned_step, "paired", paired)
+        return ig.compile(step or _step(), output, **({"entry_points": ("train_step",), "tune": True} | choices))
 
 
-def test_a_faster_step_keeps_its_forms_and_a_rebuild_uses_them(tmp_path: Path):
-    times = {TUNED: 1.0, UNTUNED: 2.0}
-    manifest = _tuned(tmp_path / "tuned", times).manifest
-    assert manifest.tuning == TuningSpec(60, len(manifest.tuned), 0, times, TUNED)
+@pytest.fixture(scope="module", name="tuned")
+def tuned_fixture(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return _tuned(tmp_path_factory.mktemp("tuned") / "artifact", 0.5)
+
+
+def test_a_faster_step_keeps_its_forms(tuned: Artifact):
+    manifest = tuned.manifest
+    assert manifest.tuning == TuningSpec(60, len(manifest.tuned), 0, StepTimes(0.5, 1.0, 0.5, 0.5), TUNED)
     assert {choice.chosen for choice in manifest.tuned} == {OF_IREE}
-    ig.compile(_step(), tmp_path / "untuned", entry_points=("train_step",))
-    vmfb, untuned = ((tmp_path / name / "step.llvm-cpu.vmfb").read_bytes() for name in ("tuned", "untuned"))
-    assert vmfb != untuned
+    assert not _own_kernels(tuned)
+    shown = CliRunner().invoke(cli, ["inspect", str(tuned.directory)], catch_exceptions=False).output
+    assert "a step takes 500 ms tuned, 1e+03 ms untuned, in turn 0.500, at most 0.500 of the time: the tuned forms" in (
+        " ".join(shown.split())
+    )
+
+
+def _own_kernels(artifact: Artifact) -> list[str]:
+    """The kernels of products that are ours."""
+    (target,) = read_analysis(artifact.directory, artifact.manifest).targets.values()
+    return [kernel.name for kernel in target.kernels if "product_" in kernel.name]
+
+
+def test_a_rebuild_uses_the_forms_without_a_measurement(tuned: Artifact, tmp_path: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(tuned.directory, copy)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(tuned_products, "_measured")
-        rebuild(tmp_path / "tuned")
-    assert (tmp_path / "tuned" / "step.llvm-cpu.vmfb").read_bytes() == vmfb
-    shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "tuned")], catch_exceptions=False).output
-    assert "a step takes 1e+03 ms tuned, 2e+03 ms untuned: the tuned forms are kept" in " ".join(shown.split())
+        rebuilt = rebuild(copy)
+    assert rebuilt.manifest.tuned == tuned.manifest.tuned
+    assert rebuilt.manifest.tuning == tuned.manifest.tuning
+    vmfb, same = ((folder / "step.llvm-cpu.vmfb").read_bytes() for folder in (tuned.directory, copy))
+    assert vmfb == same
 
 
+@pytest.mark.slow
 def test_a_step_that_is_no_faster_keeps_the_default_forms(tmp_path: Path):
-    times = {TUNED: 2.0, UNTUNED: 1.0}
-    manifest = _tuned(tmp_path / "tuned", times).manifest
-    assert manifest.tuning == TuningSpec(60, len(manifest.tuned), 0, times, UNTUNED)
+    artifact = _tuned(tmp_path / "tuned", 0.985)
+    manifest = artifact.manifest
+    assert manifest.tuning == TuningSpec(60, len(manifest.tuned), 0, StepTimes(0.985, 1.0, 0.985, 0.985), UNTUNED)
     assert all(choice.chosen == choice.default for choice in manifest.tuned)
+    assert _own_kernels(artifact)
     ig.compile(_step(), tmp_path / "untuned", entry_points=("train_step",))
     kept, untuned = ((tmp_path / name / "step.llvm-cpu.vmfb").read_bytes() for name in ("tuned", "untuned"))
     assert kept == untuned
 
 
+@pytest.mark.slow
+def test_a_second_compilation_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor does one of another step with the same products; all times come from the cache of this machine."""
+    monkeypatch.setenv("IRONGRAD_CACHE_SIZE", "1GiB")
+    monkeypatch.setenv("IRONGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    first = _tuned(tmp_path / "first", 0.5)
+    monkeypatch.delattr(tuned_products, "_measured")
+    monkeypatch.delattr(tuned_step, "paired")
+    for number, step in enumerate((_step(), _step(0.2))):
+        output = tmp_path / f"again{number}"
+        ig.compile(step, output, entry_points=("train_step",), tune=True)
+        again = read_manifest(output)
+        assert again.tuned == first.manifest.tuned
+        assert again.tuning == first.manifest.tuning
+
+
+@pytest.mark.slow
+def test_several_steps_on_several_targets_with_a_base(tmp_path: Path):
+    """Each target has its own forms; the whole step is every step on every target."""
+    torch.manual_seed(0)
+    body, heads = nn.Linear(128, 128).requires_grad_(False), (nn.Linear(128, 8), nn.Linear(128, 16))
+    models = [nn.Sequential(body, nn.Tanh(), head) for head in heads]
+    inputs = {"x": torch.randn(128, 128), "y": torch.randint(0, 8, (128,))}
+    steps = {
+        name: ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.SGD(head.parameters(), lr=0.1), inputs)
+        for name, model, head in zip(("one", "other"), models, heads, strict=True)
+    }
+    targets = ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"]
+    output = tmp_path / "tuned"
+    artifact = _tuned(output, 0.5, ig.Steps(steps), target=targets, base=tmp_path / "base.irpa", entry_points=None)
+    manifest = artifact.manifest
+    assert {choice.target for choice in manifest.tuned} == {target.name for target in manifest.targets}
+    assert all(target.certificate is not None for target in manifest.targets)
+    assert manifest.base_file is not None
+    assert (output / manifest.base_file.path).resolve() == (tmp_path / "base.irpa").resolve()
+    for target in manifest.targets:
+        session = Session(output, target=target.name)
+        losses = [session.step("other").train_step(**{n: t.numpy() for n, t in inputs.items()}) for _ in range(3)]
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
 def test_a_tuned_step_trains_and_says_what_it_measured(tmp_path: Path):
     """Measured in earnest, whatever the outcome."""
-    manifest = ig.compile(_step(), tmp_path / "tuned", entry_points=("train_step",), tune=True, cache=False).manifest
+    manifest = ig.compile(_step(), tmp_path / "tuned", entry_points=("train_step",), tune=True).manifest
     assert manifest.tuning is not None
     assert manifest.tuning.measured == len(manifest.tuned) > 0
     assert manifest.targets[0].certificate is not None
     differing = [c for c in manifest.tuned if c.chosen != c.default]
-    assert bool(differing) <= (manifest.tuning.kept == TUNED)
+    assert bool(differing) == (manifest.tuning.kept == TUNED)
     if manifest.tuning.kept == TUNED:
-        assert manifest.tuning.step[TUNED] < manifest.tuning.step[UNTUNED]
+        assert manifest.tuning.step is not None
+        assert manifest.tuning.step.bound < 1

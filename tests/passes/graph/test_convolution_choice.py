@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from irongrad.passes import parse_passes, run_passes
-from irongrad.passes.base import MARGIN
+from irongrad.passes.base import MARGIN, Measured
 from irongrad.passes.graph.convolutions import tasks_of
 from irongrad.passes.graph.convolutions.choice import fastest, measured
 from irongrad.passes.graph.convolutions.forms import forms_of
@@ -75,7 +75,7 @@ class Watch:
 
     def __call__(self, what, candidates, operands):
         self.asked.append(what)
-        return {name: 1.0 + self.order.index(name) for name in candidates}
+        return Measured({name: 1.0 + self.order.index(name) for name in candidates})
 
 
 def graph_of(step_of, times=1, **geometry):
@@ -117,14 +117,33 @@ class Nearly(Watch):
     def __call__(self, what, candidates, operands):
         self.asked.append(what)
         default, *others = candidates
-        return {default: 1.0, **dict.fromkeys(others, 1 - MARGIN / 2)}
+        return Measured({default: 1.0, **dict.fromkeys(others, 1 - MARGIN / 2)})
 
 
 class Spent(Watch):
     """Has no time left."""
 
     def __call__(self, what, candidates, operands):
-        return {}
+        return None
+
+
+class Failing(Watch):
+    """Reports that the named forms fail, and times for the others."""
+
+    def __call__(self, what, candidates, operands):
+        seconds = {name: 1.0 + i for i, name in enumerate(n for n in candidates if n not in self.order)}
+        return Measured(seconds, {name: "no registers" for name in candidates if name in self.order})
+
+
+def test_a_form_that_fails_is_left_out_and_named(step_of):
+    (choice,) = run(graph_of(step_of, padding=1), Failing("gathered")).choices
+    assert choice.chosen != "gathered"
+    assert choice.failed == {"gathered": "no registers"}
+    default = run(graph_of(step_of, padding=1), None)
+    (form,) = default.stats
+    failing = run(graph_of(step_of, padding=1), Failing(form))
+    assert failing.stats == default.stats  # nothing that could be compared with it
+    assert failing.choices[0].failed == {form: "no registers"}
 
 
 def test_the_default_stays_unless_another_form_is_clearly_faster(step_of):
@@ -163,7 +182,7 @@ def test_measured_candidates_compute_the_convolution(step_of, kind):
         for name, candidate in candidates.items():
             result = candidate(first, second, *last)
             results[name] = result if kind == "weight" or name == "direct" else result.permute(0, 3, 1, 2)
-        return dict.fromkeys(candidates, 1.0)
+        return Measured(dict.fromkeys(candidates, 1.0))
 
     forms = [form for form in forms_of(task.problem) if form.name != "direct"]
     measured(task, [*forms, forms_of(task.problem)[0]], timer)

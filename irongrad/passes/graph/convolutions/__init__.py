@@ -10,10 +10,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irongrad.graph.nodes import call, replace, value_of
-from irongrad.passes.base import Context, Lowering, PassResult
+from irongrad.passes.base import Context, Lowering, Measured, PassResult
 from irongrad.passes.graph.convolutions.choice import (
     Costs,
     choices_of,
+    costs_of,
     fastest,
     hopeful,
     in_seconds,
@@ -76,12 +77,13 @@ class Convolutions(Lowering):
         problems = [task.problem for task in tasks]
         of_problems = {task.problem: task for task in tasks}
         defaults = forms = fastest({p: self._default_costs(p) for p in of_problems}, problems)
-        times: dict[Problem, Costs] = {}
+        times: dict[Problem, Measured | None] = {}
         if timer := context.timer:
             several = {p: f for p, one in defaults.items() if len(f := hopeful(self._costs(p), one)) > 1}
             timer.expect(len(several))
             times = {p: measured(of_problems[p], found, timer) for p, found in several.items()}
-            costs = {p: preferring(one, times.get(p) or in_seconds(self._costs(p))) for p, one in defaults.items()}
+            known = {p: costs_of(times[p], found, defaults[p]) for p, found in several.items()}
+            costs = {p: preferring(one, known.get(p) or in_seconds(self._costs(p))) for p, one in defaults.items()}
             forms = fastest(costs, problems)
         for node in list(graph.graph.nodes):
             for task in tasks_of(node, halves=halves):  # anew: the operands may be nodes that this loop wrote

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.base import MARGIN, Choice, Timer
+from irongrad.passes.base import MARGIN, Choice, Measured, Timer
 from irongrad.passes.graph.convolutions.forms import Form
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 from irongrad.passes.graph.convolutions.recognise import Task
@@ -54,14 +54,19 @@ def hopeful(estimates: Costs, default: Form) -> list[Form]:
     return [default, *(f for f, cost in estimates.items() if f != default and cost <= _HOPELESS * least)]
 
 
-def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Costs:
-    """Measure the seconds that each of `forms` takes; return nothing if no time is left to measure."""
+def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Measured | None:
+    """Measure the seconds that each of `forms` takes; return None if no time is left to measure."""
     problem = task.problem
     dtype = value_of(task.narrow_operands[0]).dtype
     operands = [torch.empty(shape, dtype=dtype, device="meta") for shape in problem.shapes()]
     last = [_channels_last(o) if image else o for o, image in zip(operands, _IMAGES[problem.kind], strict=False)]
-    seconds = timer(str(problem), {form.name: _standalone(form, problem) for form in forms}, [*operands, *last])
-    return {form: seconds[form.name] for form in forms} if seconds else {}
+    return timer(str(problem), {form.name: _standalone(form, problem) for form in forms}, [*operands, *last])
+
+
+def costs_of(times: Measured | None, forms: Sequence[Form], default: Form) -> Costs:
+    """Return the measured costs of those `forms` that ran; none if the default is not among them."""
+    seconds = times.seconds if times is not None else {}
+    return {form: seconds[form.name] for form in forms if form.name in seconds} if default.name in seconds else {}
 
 
 # For the two operands and the result: whether it is an image, and so has a layout.
@@ -97,11 +102,11 @@ def _standalone(form: Form, problem: Problem) -> Callable[..., torch.Tensor]:
 
 
 def choices_of(
-    costs: Mapping[Problem, Costs], forms: Mapping[Problem, Form], defaults: Mapping[Problem, Form]
+    times: Mapping[Problem, Measured | None], forms: Mapping[Problem, Form], defaults: Mapping[Problem, Form]
 ) -> tuple[Choice, ...]:
-    """Return the choices that were made by measurement, from the measured seconds and the forms with and without it."""
+    """Return the choices that were made by measurement, from what was measured and the forms with and without it."""
     return tuple(
-        Choice(str(problem), forms[problem].name, {form.name: s for form, s in found.items()}, defaults[problem].name)
-        for problem, found in costs.items()
-        if found
+        Choice(str(problem), forms[problem].name, found.seconds, defaults[problem].name, failed=found.failed)
+        for problem, found in times.items()
+        if found is not None
     )
