@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -14,6 +14,9 @@ from irongrad.graph.step_graph import StepGraph, Value
 
 # A form replaces the default if it takes this much less time. Repeated measurements of one form differ by less.
 MARGIN = 0.05
+
+# A function to measure: of tensors, with one result or several.
+Candidate: TypeAlias = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Timer(Protocol):
         ...
 
     def __call__(
-        self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
+        self, what: str, candidates: Mapping[str, Candidate], operands: Sequence[torch.Tensor]
     ) -> Measured | None:
         """Measure functions that compute the same result.
 

@@ -59,7 +59,7 @@ class Choices(TypedDict, total=False):
         bool,
         Choice(
             False,
-            "Choose the forms of products and convolutions by measurement on this machine.",
+            "Choose the forms of products, convolutions and attention by measurement on this machine.",
             ("--tune",),
             "switch",
         ),

@@ -103,8 +103,8 @@ def compile(
             disable_passes: names of passes to leave out.
             max_memory: the most memory of a step's intermediate values: a size such as `512MiB`, or a share such as
                 `50%` of their memory without a budget. The backward then recomputes values that do not fit.
-            tune: choose the forms of products and convolutions by measurement on this machine, not by cost models
-                (`docs/tuning.md`).
+            tune: choose the forms of products, convolutions and attention by measurement on this machine, not by
+                cost models (`docs/tuning.md`).
             tune_seconds: how long `tune` may measure, in seconds; 60 by default. What is left keeps its default form.
             communicate: whether ranks exchange gradients inside the step (`docs/scaling.md`); False by default.
             bucket_size: the most that ranks exchange at once, with `communicate`; `25MiB` by default.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from irongrad.cache import Store
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.operators.legalize.retrace import retrace
 from irongrad.passes import parse_passes, run_passes
-from irongrad.passes.base import Measured
+from irongrad.passes.base import Candidate, Measured
 from irongrad.pipeline.iree.compile import CompiledModule, compile_module
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.lower.importer import import_functions
@@ -49,7 +49,7 @@ class Stopwatch:
         self.budget.expected += count
 
     def __call__(
-        self, what: str, candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor]
+        self, what: str, candidates: Mapping[str, Candidate], operands: Sequence[torch.Tensor]
     ) -> Measured | None:
         """Measure functions that compute the same result; their times on several targets are added.
 
@@ -122,7 +122,7 @@ def _why_not(target: Target) -> str:
 
 
 def _compiled(
-    functions: Iterable[Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target, scratch: Path
+    functions: Iterable[Candidate], operands: Sequence[torch.Tensor], target: Target, scratch: Path
 ) -> CompiledModule:
     """Compile one module of `functions`, each named by its position."""
     named = {str(i): _function(fn, operands) for i, fn in enumerate(functions)}
@@ -131,10 +131,8 @@ def _compiled(
     return compile_module(_Module(linalg), target, scratch)
 
 
-def _measured(
-    candidates: Mapping[str, Callable[..., torch.Tensor]], operands: Sequence[torch.Tensor], target: Target
-) -> Measured:
-    def build(some: Mapping[str, Callable[..., torch.Tensor]]) -> dict[str, Call]:
+def _measured(candidates: Mapping[str, Candidate], operands: Sequence[torch.Tensor], target: Target) -> Measured:
+    def build(some: Mapping[str, Candidate]) -> dict[str, Call]:
         with scratch_directory() as folder:
             compiled = _compiled(some.values(), operands, target, folder)
         functions = {f"graph.{i}": operands for i in range(len(some))}
@@ -143,7 +141,12 @@ def _measured(
     return fastest(*built(build, candidates))
 
 
-def _function(fn: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> Function:
-    graph = retrace(lambda *tensors: [fn(*tensors)], operands)
+def _function(fn: Candidate, operands: Sequence[torch.Tensor]) -> Function:
+    def results(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        found = fn(*tensors)
+        return [found] if isinstance(found, torch.Tensor) else found
+
+    graph = retrace(results, operands)
     arguments = tuple(Value("input", f"x{i}") for i in range(len(operands)))
-    return Function(graph, arguments, (Value("output", "result"),))
+    (output,) = graph.graph.find_nodes(op="output")
+    return Function(graph, arguments, tuple(Value("output", f"result{i}") for i in range(len(output.args[0]))))

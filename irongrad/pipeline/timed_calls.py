@@ -60,7 +60,7 @@ def reason(error: Exception) -> str:
 
 
 def calls_of(vmfb: bytes, driver: str, functions: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, Call]:
-    """Load a module; return a call of each function, whose only result is one tensor.
+    """Load a module; return a call of each function, whose results are tensors.
 
     Args:
         vmfb: the compiled module.

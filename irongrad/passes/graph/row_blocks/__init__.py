@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,20 +9,13 @@ from typing import ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.cleanup import eliminate_dead_code
-from irongrad.graph.nodes import sort_topologically, value_of
+from irongrad.graph.nodes import value_of
 from irongrad.passes.base import Context, PassResult
-from irongrad.passes.graph.row_blocks.emit import emit
-from irongrad.passes.graph.row_blocks.labels import PRODUCTS
-from irongrad.passes.graph.row_blocks.region import Axes, Region, region_around, region_of_readers
-from irongrad.passes.graph.row_blocks.rewrites import rewrite
-from irongrad.passes.graph.row_blocks.tails import widths
-from irongrad.passes.recompute import is_backward, is_forward
+from irongrad.passes.graph.row_blocks.forms import Forms
+from irongrad.passes.graph.row_blocks.plan import Size, compute_in_blocks
+from irongrad.passes.graph.row_blocks.region import Axes
 
 aten = torch.ops.aten
-
-# The most parts of the columns of which a block may take fewer.
-_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,9 @@ class RowBlocks:
     * sizes whose divisors fit no number of blocks
     * graphs of any size, and targets other than a CPU, because the gain is not measured there
 
+    With `--tune` the rows are chosen by measurement: those of `rows`, half as many, or twice as many. A smaller softmax
+    than `least` may then come in blocks, too.
+
     Attributes:
         least: the fewest bytes of the matrix under a softmax.
         rows: the rows of a block, about.
@@ -74,39 +69,14 @@ class RowBlocks:
         """Run the pass on one graph."""
         if set(context.targets) != {"llvm-cpu"}:
             return PassResult(False)
+        forms = Forms(Size(self.rows, self.sums), self.least, context.timer)
         blocks = 0
-        tried: set[tuple[Node, Axes]] = set()
-        while (plan := self._next(graph, tried)) is not None:
-            _apply(graph, plan)
-            blocks += plan.blocks
-        return PassResult(blocks > 0, {"blocks": blocks})
-
-    def _next(self, graph: GraphModule, tried: set[tuple[Node, Axes]]) -> _Plan | None:
-        """The next softmax that can be computed in blocks, rewritten to take few passes over its matrices."""
-        for node, axes in list(_scores(graph)):
-            if (node, axes) in tried or _bytes(node) < self.least:
-                continue
-            tried.add((node, axes))
-            if (plan := _plan(graph, node, axes, self)) is not None:
-                rewrite(plan.regions)
-                eliminate_dead_code(graph)
-                return _plan(graph, node, axes, self)
-        return None
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Regions to compute in blocks.
-
-    Attributes:
-        regions: of forward and backward together, or of both.
-        blocks: the number of blocks.
-        steps: the number of parts of the columns.
-    """
-
-    regions: tuple[Region, ...]
-    blocks: int
-    steps: int
+        left = dict.fromkeys(_scores(graph))  # not those of blocks, which come later
+        while (one := next((s for s in _scores(graph) if s in left), None)) is not None:
+            del left[one]
+            if (size := forms.chosen(*one)) is not None:
+                blocks += compute_in_blocks(graph, *one, size)
+        return PassResult(blocks > 0, {"blocks": blocks}, tuple(forms.choices.values()))
 
 
 def _scores(graph: GraphModule) -> Iterator[tuple[Node, Axes]]:
@@ -121,71 +91,6 @@ def _scores(graph: GraphModule) -> Iterator[tuple[Node, Axes]]:
                 for row in [*range(col)[::-1], *range(col + 1, rank)]:
                     if value_of(scores).shape[row] > 1:
                         yield scores, Axes(row, col)
-
-
-def _bytes(node: Node) -> int:
-    size: int = value_of(node).nbytes
-    return size
-
-
-def _plan(graph: GraphModule, node: Node, axes: Axes, options: RowBlocks) -> _Plan | None:
-    regions = _regions(node, axes, {n: i for i, n in enumerate(graph.graph.nodes)})
-    if not regions or not any(n.target in PRODUCTS for n in regions[0].matrices):
-        return None
-    divisor, columns = (_common_divisor(regions, axis) for axis in (0, 1))
-    sums = sum(_bytes(n) for region in regions for n in region.results if region.axes[n].row is None)
-    wanted = value_of(node).shape[axes.row] // options.rows
-    if sums * options.sums > 0:
-        wanted = min(wanted, int(_bytes(node) / (sums * options.sums)))
-    # Many more blocks would be too many kernels to compile. A block is left whole.
-    fitting = [n for n in range(2, min(2 * wanted, divisor) + 1) if divisor % n == 0] if wanted > 1 else []
-    steps = max(n for n in range(1, _STEPS + 1) if columns % n == 0)
-    return _Plan(regions, min(fitting, key=lambda n: abs(n - wanted)), steps) if fitting else None
-
-
-def _common_divisor(regions: tuple[Region, ...], axis: int) -> int:
-    return math.gcd(*(region.divisor(axis) for region in regions))
-
-
-def _regions(node: Node, axes: Axes, places: dict[Node, int]) -> tuple[Region, ...]:
-    """The region of a softmax with its gradient, or the two regions of forward and backward."""
-    whole = region_around(node, axes, _is_call, places)
-    if whole is not None and not whole.outside:
-        return (whole,)
-    forward = region_around(node, axes, is_forward, places)
-    if forward is None:
-        return ()
-    matrices = {n: forward.axes[n] for n in forward.matrices}
-    backward = region_of_readers(matrices, is_backward, places)
-    if backward is None or backward.outside or not forward.outside <= backward.axes.keys():
-        return ()
-    return forward, backward
-
-
-def _is_call(node: Node) -> bool:
-    return is_forward(node) or is_backward(node)
-
-
-def _apply(graph: GraphModule, plan: _Plan) -> None:
-    places = {n: i for i, n in enumerate(graph.graph.nodes)}
-    for number, region in enumerate(plan.regions):
-        needed = dict.fromkeys(region.results)
-        for later in plan.regions[number + 1 :]:  # it recomputes matrices, and reads what was reduced of them
-            needed |= dict.fromkeys(o for _, o, _ in later.operands() if o in region.axes and o not in later.axes)
-        late = _last_gradient(region, places) if number else None
-        with graph.graph.inserting_before(list(region.axes)[-1].next):
-            made = emit(region, list(needed), widths(region, plan.blocks, plan.steps), plan.steps, late)
-        for node, new in made.items():
-            node.replace_all_uses_with(new)
-    sort_topologically(graph.graph)
-    eliminate_dead_code(graph)
-
-
-def _last_gradient(region: Region, places: dict[Node, int]) -> Node | None:
-    """The value that is computed last, of those of the backward that a region reads."""
-    read = [o for _, o, _ in region.operands() if o not in region.axes and is_backward(o)]
-    floats = [o for o in read if value_of(o).is_floating_point() and value_of(o).numel()]
-    return max(floats, key=places.__getitem__, default=None)
 
 
 PASS = RowBlocks
