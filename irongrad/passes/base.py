@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch.fx import GraphModule
 
 from irongrad.graph.step_graph import StepGraph, Value
-
-# A form replaces the default if it takes this much less time. Repeated measurements of one form differ by less.
-MARGIN = 0.05
 
 # A function to measure: of tensors, with one result or several.
 Candidate: TypeAlias = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
@@ -21,14 +18,16 @@ Candidate: TypeAlias = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of candidates that compute the same result.
+    """What was measured of candidates that compute the same result. The first of them is the default.
 
     Attributes:
         seconds: the run time of each candidate in seconds, by name.
-        failed: why the other candidates have none, by name: they failed to compile or to run.
+        faster: the candidates that are faster than the default by more than the noise, the fastest first.
+        failed: why the other candidates have no time, by name: they failed to compile or to run.
     """
 
     seconds: Mapping[str, float]
+    faster: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -42,7 +41,7 @@ class Timer(Protocol):
     def __call__(
         self, what: str, candidates: Mapping[str, Candidate], operands: Sequence[torch.Tensor]
     ) -> Measured | None:
-        """Measure functions that compute the same result.
+        """Measure functions that compute the same result; the first of them is the default.
 
         Args:
             what: a description of the computation.
@@ -75,13 +74,11 @@ class Choice:
     target: str = ""
     failed: Mapping[str, str] = field(default_factory=dict)
 
-
-def fastest_beyond_noise(seconds: Mapping[str, float], default: str) -> str:
-    """The name of the fastest candidate; `default` if that is about as fast, or if it could not be measured."""
-    if default not in seconds:
-        return default
-    best = min(seconds, key=seconds.__getitem__)
-    return best if seconds[best] < (1 - MARGIN) * seconds[default] else default
+    @classmethod
+    def of(cls, what: str, measured: Measured, default: str, target: str = "") -> Self:
+        """The choice of the fastest candidate; of `default` if no other is faster by more than the noise."""
+        chosen = next(iter(measured.faster), default)
+        return cls(what, chosen, measured.seconds, default, target, measured.failed)
 
 
 @dataclass(frozen=True)

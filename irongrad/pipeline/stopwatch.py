@@ -18,7 +18,7 @@ from irongrad.pipeline.iree.compile import CompiledModule, compile_module
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.package import target_spec
-from irongrad.pipeline.timed_calls import Call, built, calls_of, fastest
+from irongrad.pipeline.timed_calls import Call, built, calls_of, device_of, fastest
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import EntryPoint
@@ -83,10 +83,12 @@ class Stopwatch:
 
 
 def _sum(of_targets: Sequence[Measured]) -> Measured:
-    """The sums of times on several targets; what fails on one of them has failed."""
+    """The sums of times on several targets; what fails on one of them has failed, and what is faster is so on all."""
     failed = {name: why for one in of_targets for name, why in one.failed.items()}
     names = [name for name in of_targets[0].seconds if name not in failed]
-    return Measured({name: sum(one.seconds[name] for one in of_targets) for name in names}, failed)
+    seconds = {name: sum(one.seconds[name] for one in of_targets) for name in names}
+    faster = [name for name in names if all(name in one.faster for one in of_targets)]
+    return Measured(seconds, tuple(sorted(faster, key=seconds.__getitem__)), failed)
 
 
 def check_runs_here(targets: Iterable[Target]) -> None:
@@ -136,9 +138,10 @@ def _measured(candidates: Mapping[str, Candidate], operands: Sequence[torch.Tens
         with scratch_directory() as folder:
             compiled = _compiled(some.values(), operands, target, folder)
         functions = {f"graph.{i}": operands for i in range(len(some))}
-        return dict(zip(some, calls_of(compiled.vmfb, target.device, functions).values(), strict=True))
+        return dict(zip(some, calls_of(compiled.vmfb, device_of(target), functions).values(), strict=True))
 
-    return fastest(*built(build, candidates))
+    default, *_ = candidates
+    return fastest(default, *built(build, candidates))
 
 
 def _function(fn: Candidate, operands: Sequence[torch.Tensor]) -> Function:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -9,9 +10,11 @@ from typing import Any, TypeVar
 import iree.runtime as ireert
 import torch
 
+from irongrad.analysis.machine import threads
 from irongrad.graph.dtypes import to_numpy
 from irongrad.passes.base import Measured
 from irongrad.runtime.transfer import to_device
+from irongrad.targets import Target
 
 # Each function runs in this many rounds, in turns with the others. The fastest round counts, because other work on the
 # machine only makes a round slower. Short rounds fit between the turns of that work.
@@ -22,7 +25,13 @@ _LEAST_SECONDS = 0.004  # of a round; a faster function runs several times per r
 # chosen them, and so favour those that were lucky.
 CONFIRMING = 24
 
-_FEWEST = 3  # rounds of functions that take long
+_FEWEST = 5  # rounds of functions that take long
+
+# A function is faster than the default if it takes this much less time.
+MARGIN = 0.05
+
+# So many standard deviations of the number of rounds above the median are 1 % of all cases.
+_SURE = 2.33
 
 # The fewest and the most rounds in which two functions are paired.
 _PAIRS = 9, 200
@@ -59,6 +68,14 @@ def reason(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def device_of(target: Target) -> str:
+    """The device on which to measure for a target: without threads if the process may use one core alone.
+
+    A thread of a device would share that core with the thread that waits for it.
+    """
+    return (threads() == 1 and target.serial_device) or target.device
+
+
 def calls_of(vmfb: bytes, driver: str, functions: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, Call]:
     """Load a module; return a call of each function, whose results are tensors.
 
@@ -93,12 +110,15 @@ def _call(context: Any, function: Any, values: Sequence[Any]) -> Call:
     return run
 
 
-def fastest(calls: Mapping[str, Call], failed: Mapping[str, str], most: float = 2.0) -> Measured:
+def fastest(default: str, calls: Mapping[str, Call], failed: Mapping[str, str], most: float = 2.0) -> Measured:
     """The seconds of each function's fastest round, in turns; its first call, which loads code, does not count.
 
-    The two fastest and the first of `calls`, the default, are measured again.
+    The two fastest and the default are measured again. Which of them are faster than the default
+    is decided by the ratios of times in the same round. The fastest rounds alone may be chance: on a busy machine,
+    some functions find a quiet moment, and others none.
 
     Args:
+        default: the name of the default.
         calls: the functions, by name.
         failed: why other functions are not among them, by name.
         most: about how long to measure in seconds, if that is time for a few rounds.
@@ -113,13 +133,27 @@ def fastest(calls: Mapping[str, Call], failed: Mapping[str, str], most: float = 
         except Exception as error:  # as in `built`
             failed[name] = reason(error)
     if not repeats:
-        return Measured({}, failed)
+        return Measured({}, failed=failed)
     running = {name: calls[name] for name in repeats}
     share = min(1.0, most / (whole * (ROUNDS + CONFIRMING)))
-    seconds = _least(running, repeats, max(_FEWEST, int(share * ROUNDS)))
-    again = dict.fromkeys([*sorted(seconds, key=seconds.__getitem__)[:2], *list(running)[:1]])
-    confirming = {name: running[name] for name in again}
-    return Measured(seconds | _least(confirming, repeats, max(_FEWEST, int(share * CONFIRMING))), failed)
+    seconds = _least(_rounds(running, repeats, max(_FEWEST, int(share * ROUNDS))))
+    confirming = {*sorted(seconds, key=seconds.__getitem__)[:2], default}
+    again = {name: call for name, call in running.items() if name in confirming}
+    rounds = _rounds(again, repeats, max(_FEWEST, int(share * CONFIRMING)))
+    seconds |= _least(rounds)
+    bounds = {n: bound([r[n] / r[default] for r in rounds]) for n in again if default in again}
+    faster = sorted((n for n in bounds if bounds[n] < 1 - MARGIN), key=seconds.__getitem__)
+    return Measured(seconds, tuple(faster), failed)
+
+
+def bound(values: Sequence[float]) -> float:
+    """An upper bound of the median of what `values` are samples of, which is right in 99 of 100 cases.
+
+    It is one of the values: how many of them are above the median has a binomial distribution, whatever they are (H. A.
+    David and H. N. Nagaraja, "Order Statistics", 2003).
+    """
+    place = math.ceil(len(values) / 2 + _SURE * math.sqrt(len(values)) / 2)
+    return sorted(values)[min(place, len(values)) - 1]
 
 
 def paired(one: Call, other: Call, most: float) -> list[tuple[float, float]]:
@@ -150,9 +184,12 @@ def _warmed(call: Call) -> tuple[int, float]:
     return repeats, repeats * once
 
 
-def _least(calls: Mapping[str, Call], repeats: Mapping[str, int], rounds: int) -> dict[str, float]:
-    made = [{name: _seconds(call, repeats[name]) for name, call in calls.items()} for _ in range(rounds)]
-    return {name: min(r[name] for r in made) for name in calls}
+def _rounds(calls: Mapping[str, Call], repeats: Mapping[str, int], count: int) -> list[dict[str, float]]:
+    return [{name: _seconds(call, repeats[name]) for name, call in calls.items()} for _ in range(count)]
+
+
+def _least(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: min(r[name] for r in rounds) for name in rounds[0]}
 
 
 def _seconds(call: Call, repeats: int) -> float:

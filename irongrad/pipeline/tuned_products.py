@@ -10,14 +10,14 @@ import torch
 from iree.compiler import ir
 
 from irongrad.mlir.walk import bytecode_of, parsed
-from irongrad.passes.base import Choice, Measured, fastest_beyond_noise
+from irongrad.passes.base import Choice, Measured
 from irongrad.passes.module.matmul_kernels import MatmulKernels, forms_in
 from irongrad.passes.module.matmul_kernels.forms import ProductProblem
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.pipeline.iree.portable_module import PortableModule
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.stopwatch import Stopwatch, check_runs_here
-from irongrad.pipeline.timed_calls import Call, built, calls_of, fastest
+from irongrad.pipeline.timed_calls import Call, built, calls_of, device_of, fastest
 from irongrad.runtime.manifest import ChoiceSpec, EntryPoint
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.targets import Target
@@ -66,9 +66,7 @@ def _choices(module: PortableModule, target: Target, watch: Stopwatch) -> Iterat
             keep(watch.store, _key(problem, problems[problem], target), measured[problem])
     for problem, names in problems.items():
         if problem in measured:
-            times, default = measured[problem], names[0]
-            chosen = fastest_beyond_noise(times.seconds, default)
-            yield Choice(str(problem), chosen, times.seconds, default, target.name, times.failed)
+            yield Choice.of(str(problem), measured[problem], names[0], target.name)
 
 
 def _problems(module: PortableModule, target: Target) -> dict[ProductProblem, Names]:
@@ -115,7 +113,7 @@ def _measured(problems: Mapping[ProductProblem, Names], target: Target) -> dict[
                 calls[problem][name] = made[problem]
             else:
                 failed[problem][name] = reasons[problem]
-    return {problem: fastest(of_forms, failed[problem]) for problem, of_forms in calls.items()}
+    return {p: fastest(problems[p][0], of_forms, failed[p]) for p, of_forms in calls.items()}
 
 
 def _compiled(forms: Mapping[ProductProblem, str], target: Target) -> dict[ProductProblem, Call]:
@@ -125,7 +123,7 @@ def _compiled(forms: Mapping[ProductProblem, str], target: Target) -> dict[Produ
     with scratch_directory() as folder:
         compiled = compile_module(products_of(functions), replace(target, forms=chosen), Path(folder))
     operands = {name: _operands(problem) for name, problem in functions.items()}
-    calls = calls_of(compiled.vmfb, target.device, operands)
+    calls = calls_of(compiled.vmfb, device_of(target), operands)
     return {problem: calls[name] for name, problem in functions.items()}
 
 

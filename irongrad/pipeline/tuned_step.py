@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -10,11 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from irongrad.analysis.machine import threads
 from irongrad.cache import Store
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.package import Artifact
-from irongrad.pipeline.timed_calls import Call, paired
+from irongrad.pipeline.timed_calls import Call, bound, paired
 from irongrad.pipeline.tuning_budget import TuningBudget
+from irongrad.runtime.devices import is_local
 from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.manifest import (
     OF_GRADIENTS,
@@ -36,9 +37,6 @@ _SECONDS = 10.0
 # The tuned step must take this much less time. If one step is loaded twice, one of the two may be faster by 1.4 % all
 # the time, by the places of its values in memory (docs/dev/measurements/2026-11-27-xeon.md).
 _MARGIN = 0.02
-
-# So many standard deviations of the number of rounds above the median are 1 % of all cases.
-_SURE = 2.33
 
 
 def is_tuned(artifact: Artifact) -> bool:
@@ -64,15 +62,10 @@ def step_times(tuned: Artifact, untuned: Artifact, store: Store | None, budget: 
 
 
 def times_of(rounds: Sequence[tuple[float, float]]) -> StepTimes:
-    """The summary of the seconds of a tuned and an untuned step, in rounds in turn.
-
-    The bound of the median is one of the ratios: how many of them are above the median has a binomial distribution,
-    whatever the times (H. A. David and H. N. Nagaraja, "Order Statistics", 2003).
-    """
-    ratios = sorted(tuned / untuned for tuned, untuned in rounds)
-    place = math.ceil(len(ratios) / 2 + _SURE * math.sqrt(len(ratios)) / 2)
+    """The summary of the seconds of a tuned and an untuned step, in rounds in turn."""
+    ratios = [tuned / untuned for tuned, untuned in rounds]
     least = [min(column) for column in zip(*rounds, strict=True)]
-    return StepTimes(least[0], least[1], statistics.median(ratios), ratios[min(place, len(ratios)) - 1])
+    return StepTimes(least[0], least[1], statistics.median(ratios), bound(ratios))
 
 
 def is_faster(times: StepTimes) -> bool:
@@ -101,7 +94,8 @@ def _calls(artifact: Artifact) -> Iterator[Call]:
     """A call of the main entry point of each step, on each target."""
     manifest = artifact.manifest
     for target in manifest.targets:
-        session = Session(artifact.directory, target=target.name, on_nonfinite="ignore")
+        device = "local-sync" if threads() == 1 and is_local(target.device) else None  # as `timed_calls.device_of`
+        session = Session(artifact.directory, target=target.name, device=device, on_nonfinite="ignore")
         goldens = read_goldens(artifact.directory, manifest)
         for name in manifest.steps or ("",):
             view = session.step(name) if name else session

@@ -61,8 +61,34 @@ def test_the_fastest_round_counts_and_the_first_calls_do_not(monkeypatch):
         return run
 
     monkeypatch.setattr(timed_calls.time, "perf_counter", lambda: now)
-    found = timed_calls.fastest({name: call(name) for name in took}, {})
+    found = timed_calls.fastest("steady", {name: call(name) for name in took}, {})
     assert found == Measured({"steady": 2.0, "disturbed": 3.0, "lucky": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "faster"),
+    [
+        ([2.0] * 24, [1.8] * 24, ("other",)),
+        ([2.0] * 24, [1.95] * 24, ()),  # less than the margin
+        ([5.0, 2.0] * 12, [4.5, 1.8] * 12, ("other",)),  # other work on the machine slows both down
+        ([5.0] * 24, [5.0] * 22 + [2.0] * 2, ()),  # a quiet moment
+        ([5.0] * 10 + [2.0] * 14, [2.0] * 10 + [5.0] * 14, ()),
+    ],
+)
+def test_a_function_is_faster_only_beyond_noise(monkeypatch, default, other, faster):
+    now = 0.0
+    took = {n: iter([3.0] * (2 + timed_calls.ROUNDS) + s) for n, s in (("default", default), ("other", other))}
+
+    def call(name):
+        def run():
+            nonlocal now
+            now += next(took[name])
+
+        return run
+
+    monkeypatch.setattr(timed_calls.time, "perf_counter", lambda: now)
+    calls = {name: call(name) for name in ("other", "default")}
+    assert timed_calls.fastest("default", calls, {}, most=1e9).faster == faster
 
 
 def test_a_target_that_cannot_run_here_is_refused():
@@ -88,10 +114,11 @@ def test_a_form_that_fails_to_run_is_left_out_and_named():
     def fails():
         raise RuntimeError("no device\nat a line")
 
-    times = timed_calls.fastest({"sum": lambda: None, "late": fails}, {"early": "no kernel"})
+    times = timed_calls.fastest("early", {"sum": lambda: None, "late": fails}, {"early": "no kernel"})
     assert times.seconds.keys() == {"sum"}
     assert times.failed == {"early": "no kernel", "late": "no device"}
-    assert timed_calls.fastest({"late": fails}, {}) == Measured({}, {"late": "no device"})
+    assert times.faster == ()  # there is no default to compare it with
+    assert timed_calls.fastest("late", {"late": fails}, {}) == Measured({}, failed={"late": "no device"})
 
 
 def test_pairs_take_turns(monkeypatch):

@@ -180,8 +180,8 @@ def _step(learning_rate: float = 0.1) -> ig.TrainStep:
 def _tuned(output: Path, ratio: float, step: ig.TrainStep | ig.Steps | None = None, **choices: Any) -> Artifact:
     """Compile with IREE's kernels as the fastest of the measured ones, and the `ratio` of the tuned step's time."""
 
-    def fastest(calls: Mapping[str, Call], failed: Mapping[str, str]) -> Measured:
-        return Measured({name: 1.0 + (name != OF_IREE) for name in calls}, failed)
+    def fastest(default: str, calls: Mapping[str, Call], failed: Mapping[str, str]) -> Measured:
+        return Measured({name: 1.0 + (name != OF_IREE) for name in calls}, (OF_IREE,), failed)
 
     def paired(one: Call, other: Call, most: float) -> list[tuple[float, float]]:
         for call in (one, other):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from irongrad.passes import parse_passes, run_passes
-from irongrad.passes.base import MARGIN, Measured
+from irongrad.passes.base import Measured
 from irongrad.passes.graph.convolutions import tasks_of
 from irongrad.passes.graph.convolutions.choice import fastest, measured
 from irongrad.passes.graph.convolutions.forms import forms_of
@@ -75,7 +75,8 @@ class Watch:
 
     def __call__(self, what, candidates, operands):
         self.asked.append(what)
-        return Measured({name: 1.0 + self.order.index(name) for name in candidates})
+        seconds = {name: 1.0 + self.order.index(name) for name in candidates}
+        return Measured(seconds, tuple(name for name in self.order if name in candidates))
 
 
 def graph_of(step_of, times=1, **geometry):
@@ -112,12 +113,12 @@ def test_equal_convolutions_are_measured_once(step_of):
 
 
 class Nearly(Watch):
-    """Reports a form that is faster than the default of the cost table by less than measurements differ."""
+    """Reports forms that are faster than the default of the cost table by less than the noise."""
 
     def __call__(self, what, candidates, operands):
         self.asked.append(what)
         default, *others = candidates
-        return Measured({default: 1.0, **dict.fromkeys(others, 1 - MARGIN / 2)})
+        return Measured({default: 1.0, **dict.fromkeys(others, 0.5)})
 
 
 class Spent(Watch):
@@ -132,7 +133,7 @@ class Failing(Watch):
 
     def __call__(self, what, candidates, operands):
         seconds = {name: 1.0 + i for i, name in enumerate(n for n in candidates if n not in self.order)}
-        return Measured(seconds, {name: "no registers" for name in candidates if name in self.order})
+        return Measured(seconds, failed={name: "no registers" for name in candidates if name in self.order})
 
 
 def test_a_form_that_fails_is_left_out_and_named(step_of):

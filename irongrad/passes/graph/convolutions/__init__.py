@@ -19,7 +19,6 @@ from irongrad.passes.graph.convolutions.choice import (
     hopeful,
     in_seconds,
     measured,
-    preferring,
 )
 from irongrad.passes.graph.convolutions.forms import Form, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem
@@ -83,7 +82,7 @@ class Convolutions(Lowering):
             timer.expect(len(several))
             times = {p: measured(of_problems[p], found, timer) for p, found in several.items()}
             known = {p: costs_of(times[p], found, defaults[p]) for p, found in several.items()}
-            costs = {p: preferring(one, known.get(p) or in_seconds(self._costs(p))) for p, one in defaults.items()}
+            costs = {p: known.get(p) or in_seconds(self._default_costs(p)) for p in defaults}
             forms = fastest(costs, problems)
         for node in list(graph.graph.nodes):
             for task in tasks_of(node, halves=halves):  # anew: the operands may be nodes that this loop wrote

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.base import MARGIN, Choice, Measured, Timer
+from irongrad.passes.base import Choice, Measured, Timer
 from irongrad.passes.graph.convolutions.forms import Form
 from irongrad.passes.graph.convolutions.problem import Kind, Problem
 from irongrad.passes.graph.convolutions.recognise import Task
@@ -32,11 +32,6 @@ def fastest(costs: Mapping[Problem, Costs], problems: Sequence[Problem]) -> dict
     first = {p: f for p, found in costs.items() for f in found if not f.channels_last}
     choices = [last, first] if len(first) == len(last) else [last]
     return min(choices, key=lambda forms: sum(costs[p][forms[p]] for p in problems))
-
-
-def preferring(default: Form, costs: Costs) -> Costs:
-    """Return measured `costs` that favour the default form by as much as measurements differ."""
-    return {form: cost * (1 - MARGIN) if form == default else cost for form, cost in costs.items()}
 
 
 def _cheapest(costs: Costs) -> Form:
@@ -64,9 +59,15 @@ def measured(task: Task, forms: Sequence[Form], timer: Timer) -> Measured | None
 
 
 def costs_of(times: Measured | None, forms: Sequence[Form], default: Form) -> Costs:
-    """Return the measured costs of those `forms` that ran; none if the default is not among them."""
-    seconds = times.seconds if times is not None else {}
-    return {form: seconds[form.name] for form in forms if form.name in seconds} if default.name in seconds else {}
+    """Return the measured costs of those `forms` that ran; none if the default is not among them.
+
+    A form that is not faster by more than the noise costs as much as the default.
+    """
+    if times is None or default.name not in times.seconds:
+        return {}
+    seconds, faster = times.seconds, times.faster
+    least = {form: 0.0 if form.name in faster else seconds[default.name] for form in forms if form.name in seconds}
+    return {form: max(seconds[form.name], at_least) for form, at_least in least.items()}
 
 
 # For the two operands and the result: whether it is an image, and so has a layout.

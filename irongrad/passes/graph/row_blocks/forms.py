@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.nodes import value_of
-from irongrad.passes.base import Choice, Timer, fastest_beyond_noise
+from irongrad.passes.base import Choice, Timer
 from irongrad.passes.graph.row_blocks.apart import apart
 from irongrad.passes.graph.row_blocks.plan import Plan, Size, compute_in_blocks, plan_of
 from irongrad.passes.graph.row_blocks.region import Axes
@@ -78,9 +78,8 @@ class Forms:
         times = self.timer(what, candidates, apart(plan.regions, node).operands)
         if times is None:
             return forms[default][0]
-        chosen = fastest_beyond_noise(times.seconds, default)
-        self.choices[what] = Choice(what, chosen, times.seconds, default, failed=times.failed)
-        return forms[chosen][0]
+        self.choices[what] = choice = Choice.of(what, times, default)
+        return forms[choice.chosen][0]
 
 
 def _standalone(plan: Plan, node: Node, size: Size | None) -> Callable[..., Sequence[torch.Tensor]]:
