@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,14 +16,13 @@ from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.timed_calls import Call, bound, paired
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.devices import is_local
-from irongrad.runtime.golden import read_goldens
+from irongrad.runtime.golden import Golden, read_goldens
 from irongrad.runtime.manifest import (
     OF_GRADIENTS,
     OF_STATE,
     TUNED,
     UNTUNED,
     ChoiceSpec,
-    EntryPoint,
     StepTimes,
     TuningSpec,
 )
@@ -91,27 +90,35 @@ def _all(artifact: Artifact) -> Call:
 
 
 def _calls(artifact: Artifact) -> Iterator[Call]:
-    """A call of the main entry point of each step, on each target."""
+    """A call of each step, on each target."""
     manifest = artifact.manifest
+    goldens = read_goldens(artifact.directory, manifest)
     for target in manifest.targets:
         device = "local-sync" if threads() == 1 and is_local(target.device) else None  # as `timed_calls.device_of`
         session = Session(artifact.directory, target=target.name, device=device, on_nonfinite="ignore")
-        goldens = read_goldens(artifact.directory, manifest)
         for name in manifest.steps or ("",):
-            view = session.step(name) if name else session
-            entry = _main_entry(view.manifest.entry_points)
-            golden = goldens[name]
-            arguments: dict[str, Any] = {**golden.inputs_of(entry), **(golden.hypers if entry.hypers else {})}
-            yield partial(_run, view, entry.name, arguments)
+            yield _call(session.step(name) if name else session, goldens[name])
 
 
-def _main_entry(entries: tuple[EntryPoint, ...]) -> EntryPoint:
-    """The entry point that users call most: the first of those that compute, and `train_step` if there is one."""
-    computing = [entry for entry in entries if entry.name not in (*OF_STATE, *OF_GRADIENTS)]
-    return next((entry for entry in computing if entry.name == "train_step"), computing[0])
+def _call(session: Session, golden: Golden) -> Call:
+    """A call of what users call most: a training step, whole or in pieces, or else the first entry point."""
+    entries = {entry.name: entry for entry in session.manifest.entry_points}
+    if "finish_step" in entries and "train_step" not in entries:
+        return partial(_in_pieces, session, *(golden.inputs_of(entries[n]) for n in ("forward", "finish_step")))
+    computing = [entry for name, entry in entries.items() if name not in (*OF_STATE, *OF_GRADIENTS)]
+    entry = entries.get("train_step", computing[0])
+    inputs = golden.inputs_of(entry)
+    if entry.is_stacked:
+        inputs = {name: value[None] for name, value in inputs.items()}
+    return partial(_run, session, entry.name, {**inputs, **(golden.hypers if entry.hypers else {})})
 
 
-def _run(session: Session, name: str, arguments: dict[str, Any]) -> None:
+def _in_pieces(session: Session, inputs: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
+    _, ticket = session.forward(**inputs)
+    session.finish_step(ticket, **rest)
+
+
+def _run(session: Session, name: str, arguments: Mapping[str, Any]) -> None:
     session.call(name, **arguments)
 
 

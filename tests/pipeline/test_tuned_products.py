@@ -35,7 +35,7 @@ from irongrad.pipeline.tuned_step import is_faster, times_of
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.errors import ToolchainError
 from irongrad.runtime.manifest import TUNED, UNTUNED, StepTimes, TuningSpec
-from irongrad.runtime.manifest_file import read_manifest
+from irongrad.runtime.manifest_file import read_manifest, write_manifest
 from irongrad.runtime.session import Session
 from irongrad.targets import Target, parse_target
 from tests.fixtures.module_texts import functions_of
@@ -214,6 +214,21 @@ def _own_kernels(artifact: Artifact) -> list[str]:
     """The kernels of products that are ours."""
     (target,) = read_analysis(artifact.directory, artifact.manifest).targets.values()
     return [kernel.name for kernel in target.kernels if "product_" in kernel.name]
+
+
+def test_the_report_names_what_failed_and_what_was_left_out(tuned: Artifact, tmp_path: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(tuned.directory, copy)
+    first, *others = tuned.manifest.tuned
+    assert tuned.manifest.tuning is not None
+    choices = (replace(first, failed={"9x99 in place": "no registers"}), *others)
+    tuning = replace(tuned.manifest.tuning, left_out=3, kept=UNTUNED)
+    write_manifest(replace(tuned.manifest, tuned=choices, tuning=tuning), copy)
+    shown = CliRunner().invoke(cli, ["inspect", str(copy)], catch_exceptions=False).output
+    words = " ".join(shown.split())
+    assert f"{first.what}: the form '9x99 in place' failed, and is left out: no registers" in words
+    assert "3 not, for lack of time: they have their default forms" in words
+    assert "no clear gain, so the default forms stay" in words
 
 
 def test_a_rebuild_uses_the_forms_without_a_measurement(tuned: Artifact, tmp_path: Path):
