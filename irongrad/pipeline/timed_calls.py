@@ -16,8 +16,8 @@ from irongrad.passes.base import Measured
 from irongrad.runtime.transfer import to_device
 from irongrad.targets import Target
 
-# Each function runs in this many rounds, in turns with the others. The fastest round counts, because other work on the
-# machine only makes a round slower. Short rounds fit between the turns of that work.
+# Each function runs in this many rounds, in turns with the others. The fastest round is its time, because other work on
+# the machine only makes a round slower. Short rounds fit between the turns of that work.
 ROUNDS = 12
 _LEAST_SECONDS = 0.004  # of a round; a faster function runs several times per round
 
@@ -113,9 +113,9 @@ def _call(context: Any, function: Any, values: Sequence[Any]) -> Call:
 def fastest(default: str, calls: Mapping[str, Call], failed: Mapping[str, str], most: float = 2.0) -> Measured:
     """The seconds of each function's fastest round, in turns; its first call, which loads code, does not count.
 
-    The two fastest and the default are measured again. Which of them are faster than the default
-    is decided by the ratios of times in the same round. The fastest rounds alone may be chance: on a busy machine,
-    some functions find a quiet moment, and others none.
+    The two fastest and the default are measured again. Which of them are faster than the default is decided by the
+    ratios of times in the same round. The fastest rounds alone may be chance: on a busy machine, some functions find a
+    quiet moment, and others none.
 
     Args:
         default: the name of the default.

@@ -66,8 +66,7 @@ def apart(regions: Sequence[Region], node: Node) -> Apart:
 class _Copy:
     def __init__(self, regions: Sequence[Region]) -> None:
         own = {n for region in regions for n in region.axes}
-        (nodes,) = {id(n.graph): n.graph.nodes for n in own}.values()
-        self.inside = dict.fromkeys(n for n in nodes if n in own)
+        self.inside = dict.fromkeys(n for n in next(iter(own)).graph.nodes if n in own)
         self.graph, self.module = Graph(), GraphModule({}, Graph())
         self.new: dict[Node, Node] = {}
         self._backward = regions[1].axes if len(regions) > 1 else {}
@@ -96,16 +95,11 @@ class _Copy:
 
     def _operand(self, operand: Node, reader: Node) -> Node:
         new = self.add(operand)
+        done = [self.new[n] for n in self._forward if n in self.new and value_of(n).is_floating_point()]
         late = operand not in self.inside and is_backward(operand) and reader in self._backward
-        if not late or not value_of(operand).is_floating_point():
+        if not late or not done or not value_of(operand).is_floating_point():
             return new
+        self._never = self._never or never(self.graph, done[-1:])
         if operand not in self._tied:
-            self._tied[operand] = tie(self.graph, new, self._condition())
+            self._tied[operand] = tie(self.graph, new, self._never)
         return self._tied[operand]
-
-    def _condition(self) -> Node:
-        """A condition that is false, once the forward is done."""
-        if self._never is None:
-            last = [self.new[n] for n in self._forward if value_of(n).is_floating_point()][-1]
-            self._never = never(self.graph, [last])
-        return self._never
