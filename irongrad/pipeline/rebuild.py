@@ -17,7 +17,7 @@ from irongrad.analysis.file import read_analysis
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.iree.compile_cached import compile_all
 from irongrad.pipeline.package import Artifact, target_spec, write_record
-from irongrad.pipeline.tuned_products import with_forms
+from irongrad.pipeline.tuned_products import current, with_forms
 from irongrad.runtime.errors import ToolchainError, UserError, VerificationError
 from irongrad.runtime.golden import read_goldens
 from irongrad.runtime.integrity import check_files
@@ -71,7 +71,10 @@ def rebuild(directory: Path, targets: Sequence[str] = (), base: Path | None = No
     if not all(asked):
         raise UserError(f"{directory} does not say what it was compiled for; give --target")
     module = _read_module(directory / PORTABLE_MODULE, manifest)
-    chosen = [with_forms(parse_target(text), manifest.tuned) for text in asked]
+    parsed = [parse_target(text) for text in asked]
+    for target in parsed:
+        manifest = replace(manifest, tuned=current(manifest.tuned, module, target))
+    chosen = [with_forms(target, manifest.tuned) for target in parsed]
     with scratch_directory() as scratch:
         compiled = compile_all(None, module, chosen, scratch)
     with staged(directory) as staging:

@@ -46,6 +46,26 @@ def with_forms(target: Target, choices: Sequence[Choice | ChoiceSpec]) -> Target
     return replace(target, forms=tuple(sorted(chosen)))
 
 
+def current(choices: Sequence[ChoiceSpec], module: PortableModule, target: Target) -> tuple[ChoiceSpec, ...]:
+    """The choices of an artifact as they are for `target` now, with another version or on another CPU.
+
+    A form that no longer exists becomes the default. A product that has no kernel of ours any more has no choice.
+    """
+    if not with_forms(target, choices).forms:
+        return tuple(choices)
+    names = {str(problem): forms for problem, forms in _problems(module, target).items()}
+    return tuple(
+        choice if choice.target != target.name or choice.chosen in names[choice.what] else _default(choice, names)
+        for choice in choices
+        if choice.target != target.name or choice.what in names
+    )
+
+
+def _default(choice: ChoiceSpec, names: Mapping[str, Names]) -> ChoiceSpec:
+    default = names[choice.what][0]
+    return replace(choice, chosen=default, default=default)
+
+
 def _choices(module: PortableModule, target: Target, watch: Stopwatch) -> Iterator[Choice]:
     problems = _problems(module, target)
     watch.expect(len(problems))

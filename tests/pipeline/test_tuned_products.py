@@ -243,6 +243,18 @@ def test_a_rebuild_uses_the_forms_without_a_measurement(tuned: Artifact, tmp_pat
     assert vmfb == same
 
 
+def test_a_rebuild_says_which_forms_no_longer_exist(tuned: Artifact, tmp_path: Path):
+    """As with another version, or for another CPU."""
+    copy = tmp_path / "copy"
+    shutil.copytree(tuned.directory, copy)
+    first, *others = tuned.manifest.tuned
+    gone = replace(first, what="product rk 9x9, kc 9x9, f32")
+    write_manifest(replace(tuned.manifest, tuned=(replace(first, chosen="9x99 in place"), gone, *others)), copy)
+    rebuilt = rebuild(copy)
+    assert rebuilt.manifest.tuned == (replace(first, chosen=first.default), *others)
+    assert len(_own_kernels(rebuilt)) == 1
+
+
 @pytest.mark.slow
 def test_a_step_that_is_no_faster_keeps_the_default_forms(tmp_path: Path):
     artifact = _tuned(tmp_path / "tuned", 0.985)
