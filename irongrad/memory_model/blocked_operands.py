@@ -10,7 +10,8 @@ import math
 import torch
 from torch.fx import Node
 
-from irongrad.memory_model.product_tiles import AVX512, is_near, tile_for
+from irongrad.memory_model.chunked_products import is_turned, total_of
+from irongrad.memory_model.product_tiles import AVX512, has_few_rows, is_near, tile_for
 from irongrad.memory_model.written_views import CONTRACTIONS, TRANSPOSES, joined, moves, order_of
 
 
@@ -26,20 +27,27 @@ def reads_blocks(node: Node) -> bool:
 
 def turns_left(contraction: Node) -> bool:
     """Whether a contraction copies its left operand with rows and columns transposed."""
-    return _is_transposed(contraction.args[-2]) and not is_near(_sizes(contraction), "rk")
+    left = contraction.args[-2]
+    transposed = _is_transposed(left) if total_of(contraction) is None else is_turned(left)
+    return transposed and not is_near(_sizes(contraction), "rk")
 
 
-def has_blocks_of_columns(contraction: Node) -> bool:
-    """Whether a contraction copies its right operand, into blocks of columns or transposed."""
+def has_blocks_of_columns(contraction: Node, *, is_body: bool) -> bool:
+    """Whether a contraction copies its right operand before it runs, into blocks of columns or transposed."""
     sizes, width, transposed = _sizes(contraction), AVX512[0].width, _is_transposed(contraction.args[-1])
-    if sizes["c"] % width:  # no whole blocks; the kernel itself transposes a matrix of whole vectors
-        return transposed and bool(sizes["k"] % width or sizes["b"] > 1)
+    if not is_body and has_few_rows(sizes) and not (transposed and sizes["k"] % width):
+        return False
+    if sizes["c"] % width:  # no whole blocks, so that only a transposed operand is copied
+        return transposed
     return transposed or not is_near(sizes, "kc")
 
 
 def _sizes(contraction: Node) -> dict[str, int]:
     *batch, rows, columns = contraction.meta["val"].shape
-    return {"b": math.prod(batch), "r": rows, "c": columns, "k": contraction.args[-2].meta["val"].shape[-1]}
+    chunk = contraction.args[-2].meta["val"].shape[-1]
+    if total_of(contraction) is not None:
+        return {"r": rows, "c": columns, "k": math.prod(batch) * chunk}
+    return {"b": math.prod(batch), "r": rows, "c": columns, "k": chunk}
 
 
 def _is_transposed(operand: Node) -> bool:

@@ -14,11 +14,13 @@ the kernel. IREE does not fuse a reader if
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
 from irongrad.memory_model.blocked_operands import reads_blocks
+from irongrad.memory_model.chunked_products import chunked_by, total_of
 from irongrad.memory_model.fused_operations import MOST_OPERANDS, Operations
 from irongrad.memory_model.kernel_roles import bytes_of, is_control, is_reduction, shape_of, source
 from irongrad.memory_model.written_views import CONTRACTIONS, is_in_place
@@ -33,12 +35,14 @@ class Kernels:
         members: the nodes of each kernel, by the node that stands for it, in the order in which kernels run.
         position: the index of every node in that order.
         of_blocks: the contractions that read blocks.
+        is_body: whether the graph is the body of a loop or a branch.
     """
 
     operations: Operations
     members: dict[Node, list[Node]]
     position: dict[Node, int]
     of_blocks: frozenset[Node]
+    is_body: bool
 
     @property
     def leader(self) -> dict[Node, Node]:
@@ -59,16 +63,25 @@ class Kernels:
         return self.operations.operands(self.members[head])
 
 
-def kernels(graph: Graph, *, packed: bool) -> Kernels:
-    """Group the nodes of `graph` into kernels; large contractions read blocks if operands are `packed`."""
+def kernels(graph: Graph, *, packed: bool, is_body: bool = False) -> Kernels:
+    """Group the nodes of a graph into kernels.
+
+    Args:
+        graph: the graph.
+        packed: whether operands of contractions are packed; large contractions then read blocks.
+        is_body: whether the graph is the body of a loop or a branch.
+    """
     of_blocks = frozenset(n for n in graph.nodes if reads_blocks(n)) if packed else frozenset()
     forming = _Forming(graph)
     found = forming.operations
+    for product in of_blocks:
+        if (total := total_of(product)) is not None:
+            forming.join([total, *chunked_by(product)], product)
     for head in sorted(found.members, key=found.position.__getitem__):
         if not (found.is_elementwise(head) or is_in_place(head) or is_control(head) or head in of_blocks):
             forming.absorb(head)
     members = {n: found.members[n] for n in forming.order if n in found.members}
-    return Kernels(found, members, forming.position, of_blocks)
+    return Kernels(found, members, forming.position, of_blocks, is_body)
 
 
 def _fits(root: Node, head: Node) -> bool:
@@ -108,6 +121,12 @@ class _Forming:
         self.operations = Operations(graph)
         self.order = list(graph.nodes)
         self.position = dict(self.operations.position)
+
+    def join(self, nodes: Iterable[Node], product: Node) -> None:
+        """Let the kernel of `product` compute those of `nodes` that are operations of their own."""
+        for node in nodes:
+            if self.operations.members.get(node) == [node]:
+                self.operations.merge(node, product)
 
     def absorb(self, root: Node) -> None:
         """Fuse the only reader of `root` into its kernel if that is elementwise; repeat with that reader's reader."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -106,7 +106,7 @@ def usage(graph: Graph, kept: Collection[HandedOn] = (), *, packed: bool = True)
         kept: the results that stay in memory for another graph.
         packed: whether operands of contractions are packed (`packed_operands.packs`).
     """
-    return _usage(graph, kept, set(), packed, waves_of)
+    return _usage(graph, kept, set(), packed, is_body=False)
 
 
 def _usage(
@@ -114,11 +114,16 @@ def _usage(
     kept: Collection[HandedOn],
     written: Set[Node],
     packed: bool,
-    moments_of: Callable[[Sequence[Step]], dict[Step, int]],
+    *,
+    is_body: bool,
 ) -> Usage:
-    """As `usage`; the results in `written` are built in buffers, and then copied."""
+    """As `usage`; the results in `written` are built in buffers, and then copied.
+
+    The kernels of the body of a loop or a branch run one after the other.
+    """
+    moments_of = _in_turn if is_body else waves_of
     results = {source(n) for n in graph.output_node().all_input_nodes} - written
-    grouping = kernels(graph, packed=packed)
+    grouping = kernels(graph, packed=packed, is_body=is_body)
     demands = {n: demand_of(n, partial(_body_bytes, packed)) for n in graph.nodes if is_control(n)}
     steps, readings = with_readings(steps_of(graph, grouping, results, demands, packed=packed), kept, grouping)
     moments: dict[Step, int] = {}
@@ -143,13 +148,18 @@ def _usage(
 
 
 def _body_bytes(packed: bool, body: Graph, rows: Sequence[int]) -> int:
-    """The bytes that the body of a loop or a branch takes; its kernels run one after the other.
+    """The bytes that the body of a loop or a branch takes.
 
     A concatenation that is a row of a stack is built in a buffer first, and then copied to the stack.
     """
     results = body.output_node().args[0]
     written = {source(results[i]) for i in rows if is_in_place(source(results[i]))}
-    return _usage(body, (), written, packed, lambda steps: {step: i for i, step in enumerate(steps)}).total
+    return _usage(body, (), written, packed, is_body=True).total
+
+
+def _in_turn(steps: Sequence[Step]) -> dict[Step, int]:
+    """The moment of each step, where no two run at the same time."""
+    return {step: i for i, step in enumerate(steps)}
 
 
 def _lifetimes(steps: Sequence[Step], moments: Mapping[Step, int], submissions: Sequence[range]) -> Iterator[Lifetime]:

@@ -20,6 +20,7 @@ from fractions import Fraction
 from torch.fx import Node
 
 from irongrad.memory_model.blocked_operands import has_blocks_of_columns, is_written_in_order, turns_left
+from irongrad.memory_model.chunked_products import total_of
 from irongrad.memory_model.fusion import Kernels
 from irongrad.memory_model.kernel_roles import (
     bytes_of,
@@ -92,7 +93,7 @@ def _packed_by(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool
     """The operands that a contraction's kernel packs, each with whether it has the product's rows and its columns."""
     left, right = head.args[-2:]
     if head in grouping.of_blocks:
-        yield from ((operand, (False, False)) for operand in _in_blocks(head))
+        yield from ((operand, (False, False)) for operand in _in_blocks(head, is_body=grouping.is_body))
         return
     yield _before_widening(left), (True, False)
     yield _before_widening(right), (False, True)
@@ -102,12 +103,13 @@ def _packed_by(head: Node, grouping: Kernels) -> Iterator[tuple[Node, tuple[bool
             yield operand, (True, True)
 
 
-def _in_blocks(head: Node) -> Iterator[Node]:
-    """The operands that a contraction of blocks copies."""
+def _in_blocks(head: Node, *, is_body: bool) -> Iterator[Node]:
+    """The operands that a contraction of blocks copies before; in a loop, its kernel itself copies none."""
     left, right = head.args[-2:]
-    if turns_left(head) or is_written_in_order(left):
+    is_batch = total_of(head) is None
+    if turns_left(head) or (is_batch and is_written_in_order(left)):
         yield left
-    if has_blocks_of_columns(head) or is_written_in_order(right):
+    if has_blocks_of_columns(head, is_body=is_body) or (is_batch and is_written_in_order(right)):
         yield right
 
 

@@ -64,9 +64,17 @@ WIDTH = 64
 # Bytes of the largest operand that is read in its original layout: half the L2 cache of the smallest such CPU.
 _NEAR = 1 << 19
 
+# The most rows of a product whose kernel copies the right operand itself: those of one part. With 256 rows, copying
+# before takes 3 to 25 % longer. With 1,024 rows, each thread copies twice and takes as long or 10 % longer.
+_FEW_ROWS = 512
+
 # Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. IREE's kernels for smaller
 # products are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
 _LEAST = 1 << 20
+
+# The longest chain of additions in a product of more summands than `_LONG`, where the error of one chain would be
+# several times that of eager's blocked kernels (operators/decompositions/reductions.py).
+_LONG, _CHAIN = 2048, 256
 
 # The most columns of all tiles, for each column of the result.
 _WASTED = 1.125
@@ -98,11 +106,22 @@ def _nearly_covers(tile: Tile, columns: int) -> bool:
     return tile.summands == 1 and tile.columns <= columns >= -(-columns // tile.columns) * tile.columns / _WASTED
 
 
+def has_few_rows(sizes: Mapping[str, int]) -> bool:
+    """Whether the kernel of a product of these sizes copies the right operand itself. It does so for each part."""
+    return sizes["r"] <= _FEW_ROWS
+
+
 def is_near(sizes: Mapping[str, int], letters: str) -> bool:
-    """Whether one matrix of an operand is so small that it is read in its original layout.
+    """Whether a block of an operand's matrix is so small that it is read in its original layout.
 
     Args:
         sizes: as for `tile_for`.
         letters: the letters of the operand's dimensions.
     """
-    return 4 * math.prod(sizes[letter] for letter in letters if letter != "b") <= _NEAR
+    of_block = {**sizes, "b": 1, "k": longest_block(sizes["k"])}
+    return 4 * math.prod(of_block[letter] for letter in letters) <= _NEAR
+
+
+def longest_block(summands: int) -> int:
+    """The most summands that a kernel of float32 adds in one chain, and reads before all others."""
+    return _CHAIN if summands > _LONG else summands

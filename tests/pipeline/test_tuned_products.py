@@ -23,7 +23,7 @@ from irongrad.memory_model.product_tiles import AVX512, HALF_TILES
 from irongrad.mlir.walk import parsed
 from irongrad.passes.base import Choice, Measured
 from irongrad.passes.module.matmul_kernels import forms_in
-from irongrad.passes.module.matmul_kernels.forms import OF_IREE, ProductForm, ProductProblem
+from irongrad.passes.module.matmul_kernels.forms import OF_IREE, Layout, ProductForm, ProductProblem
 from irongrad.pipeline import tuned_products, tuned_step
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, CompiledModule, compile_module
 from irongrad.pipeline.package import Artifact
@@ -48,7 +48,7 @@ def problem(left: str = "rk", right: str = "kc", dtype: str = "f32", **sizes: in
 
 
 def test_forms_differ_from_the_default_in_one_respect():
-    default = ProductForm(AVX512[0], in_blocks=True)
+    default = ProductForm(AVX512[0], Layout.IN_BLOCKS)
     forms = problem(r=1024, c=384, k=384).forms(default, AVX512)
     assert list(forms) == [
         "6x64 in blocks",
@@ -56,6 +56,7 @@ def test_forms_differ_from_the_default_in_one_respect():
         "8x48 in blocks",
         "8x32 in blocks",
         "6x64 in place",
+        "6x64 copied by the kernel",
         "6x64 in blocks parts of 256x384",
         "6x64 in blocks parts of 1024x1536",
         OF_IREE,
@@ -64,13 +65,15 @@ def test_forms_differ_from_the_default_in_one_respect():
     assert not any("place" in name or "parts" in name for name in in_rows)
     half = problem(dtype="bf16", r=128, c=128, k=384)
     tile = HALF_TILES["avx512bf16"][0]
-    assert not any("blocks" in n for n in half.forms(ProductForm(tile, in_blocks=False), HALF_TILES["avx512bf16"]))
+    assert not any(
+        "blocks" in n or "copied" in n for n in half.forms(ProductForm(tile, Layout.IN_PLACE), HALF_TILES["avx512bf16"])
+    )
 
 
 @pytest.mark.parametrize("target", ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"])
 def test_every_form_computes_the_product(target: str, tmp_path: Path):
     """Each function of one module is a product of other sizes, and takes another form."""
-    with_sizes = {f"f{i}": problem(r=600 + i, c=192, k=64) for i in range(8)}
+    with_sizes = {f"f{i}": problem(r=600 + i, c=192, k=64) for i in range(9)}
     with_sizes["batch"] = problem("kbr", "bck", b=3, r=128, c=192, k=64)
     made = _forms(products_of(with_sizes), target, tmp_path)
     names = {one: list(made[one])[i % len(made[one])] for i, one in enumerate(with_sizes.values())}

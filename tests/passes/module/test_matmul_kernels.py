@@ -110,11 +110,19 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_tiles, "_NEAR", 0)
 
 
-@pytest.fixture(params=["in blocks", "where they lie"])
+@pytest.fixture
+def copied_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel copies its right operand itself."""
+    monkeypatch.setattr(product_tiles, "_FEW_ROWS", 0)
+
+
+@pytest.fixture(params=["copied before", "copied by the kernel", "where they lie"])
 def read(request: pytest.FixtureRequest) -> str:
-    """Whether the kernels read operands in blocks, or in their own layout."""
-    if request.param == "in blocks":
+    """How the kernels read right operands: from blocks, or in their own layout."""
+    if request.param != "where they lie":
         request.getfixturevalue("far")
+    if request.param == "copied before":
+        request.getfixturevalue("copied_before")
     return request.param
 
 
@@ -300,10 +308,77 @@ def kernels_of(product: Product, directory: Path) -> int:
         ("a transposed right operand", {}, 2),
     ],
 )
+@pytest.mark.usefixtures("copied_before")
 def test_operands_up_to_half_a_mebibyte_are_read_without_blocks(
     tmp_path: Path, case: str, sizes: dict[str, int], kernels: int
 ) -> None:
     assert kernels_of(Product(*CASES[case], SIZES | sizes), tmp_path) == kernels
+
+
+@pytest.mark.parametrize(
+    ("case", "sizes", "kernels"),
+    [
+        ("matrices", {"r": 512, "c": 1056}, 1),
+        ("matrices", {"r": 513, "c": 1056}, 2),
+        ("a transposed right operand", {"r": 512}, 1),
+        ("a transposed right operand", {"r": 513}, 2),
+        ("a transposed right operand", {"k": 120}, 2),  # squares of 16 x 16 do not cover it
+    ],
+)
+def test_kernels_of_few_rows_copy_the_right_operand(
+    tmp_path: Path, case: str, sizes: dict[str, int], kernels: int
+) -> None:
+    assert kernels_of(Product(*CASES[case], SIZES | sizes), tmp_path) == kernels
+
+
+# The dimensions of both operands in memory.
+LONG = {
+    "x @ w": ("rk", "kc", lambda x, w: x @ w),
+    "x @ w.T": ("rk", "ck", lambda x, w: x @ w.T),
+    "x.T @ w": ("kr", "kc", lambda x, w: x.T @ w),
+    "(2 * x) @ w + row": ("rk", "kc", lambda x, w: (2 * x) @ w + w[0]),
+}
+
+
+@x86
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+@pytest.mark.parametrize("summands", [3072, 5003, 2053 * 2])
+def test_a_product_of_many_summands_is_one_kernel(summands: int, target: str) -> None:
+    """Its chains of additions are short, as those of the products over chunks that it is written as."""
+    sizes = {"r": 40, "c": 64, "k": summands}
+    rng = np.random.default_rng(0)
+    for name, (left, right, product) in LONG.items():
+        x, w = (torch.from_numpy(rng.random([sizes[d] for d in of], np.float32)) for of in (left, right))
+        compiled = ig.compile_function(product, (x, w), target=target, cache=False)
+        exact = product(x.double(), w.double())
+        worst = ((torch.from_numpy(np.asarray(compiled(x, w))) - exact) / exact).abs().max()
+        assert worst < 2e-6, name  # one chain of 4,000 positive numbers: 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "summands", "kernels"),
+    [
+        ("x @ w", 3072, 1),
+        ("x @ w", 5003, 1),
+        ("x @ w.T", 3072, 1),
+        ("x @ w.T", 5003, 2),  # squares of 16 x 16 do not cover it
+        ("x.T @ w", 3072, 1),
+        ("x.T @ w", 5003, 2),  # x has more than half a mebibyte
+        ("(2 * x) @ w + row", 3072, 2),
+        ("(2 * x) @ w + row", 5003, 2),
+    ],
+)
+def test_products_over_chunks_and_their_sum_have_one_kernel(
+    flow_of: Callable[..., bytes], name: str, summands: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    left, right, product = LONG[name]
+    sizes = {"r": 40, "c": 64, "k": summands}
+    x, w = (torch.randn([sizes[d] for d in of]) for of in (left, right))
+    with parsed(flow_of(product, (x, w))) as module:
+        (kernel,) = launched(module)
+        assert kernel.endswith(f"1x40x64x{summands}")
+        assert len(found_in(module, "flow.dispatch")) == kernels
 
 
 @pytest.mark.parametrize(
@@ -324,7 +399,7 @@ def test_a_product_adds_its_bias(
     x, row = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, row: added(x @ x, row, x), (x, row))) as module:
         assert len(launched(module)) == 1
-        assert len(found_in(module, "flow.dispatch")) == kernels - (read == "where they lie")
+        assert len(found_in(module, "flow.dispatch")) == kernels - (read != "copied before")
 
 
 @pytest.mark.parametrize(

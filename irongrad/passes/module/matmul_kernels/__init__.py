@@ -25,15 +25,17 @@ from typing import Any, ClassVar, Self
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import HALF_TILES, TILES, WIDTH, Tile, is_near, tile_for
+from irongrad.memory_model.product_tiles import HALF_TILES, TILES, WIDTH, Tile, has_few_rows, is_near, tile_for
 from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.device import cpu_of
-from irongrad.mlir.linalg import GENERIC, PRODUCTS, inputs_of, is_elementwise, source_of
+from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise, source_of
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.matmul_kernels.forms import ProductForm, ProductProblem
+from irongrad.passes.module.matmul_kernels.chunks import chunks_of
+from irongrad.passes.module.matmul_kernels.forms import Layout, ProductForm, ProductProblem
 from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding
-from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, Packing, packed_weight
+from irongrad.passes.module.matmul_kernels.letters import copied_by, dimensions_in, is_zero, lettered_source
+from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
@@ -72,6 +74,11 @@ class Product:
         if self.multiplies_halves:
             return not letters.endswith("k")
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a copy of the right operand can be made before a loop that the product is in."""
+        return bool(outside_loops(self.operation, [self.right[0]]) != self.operation)
 
     @property
     def has_blocks_of_columns(self) -> bool:
@@ -185,8 +192,16 @@ def _products_in(module: ir.Module, tiles: _Tiles) -> dict[Product, Tile]:
 
 
 def _default_form(product: Product, tile: Tile) -> ProductForm:
-    whole = product.sizes["c"] % tile.width == 0
-    return ProductForm(tile, product.has_blocks_of_columns and whole and not product.multiplies_halves)
+    return ProductForm(tile, _default_layout(product, tile))
+
+
+def _default_layout(product: Product, tile: Tile) -> Layout:
+    """Where the kernel reads the right operand. A copy of what a loop does not change is made once, before the loop."""
+    if product.multiplies_halves or not product.has_blocks_of_columns:
+        return Layout.IN_PLACE
+    if not product.is_in_loop and Layout.COPIED in product.problem.layouts(tile) and has_few_rows(product.sizes):
+        return Layout.COPIED
+    return Layout.IN_BLOCKS if Layout.IN_BLOCKS in product.problem.layouts(tile) else Layout.IN_PLACE
 
 
 def _chosen_form(product: Product, tile: Tile, tiles: _Tiles, chosen: Mapping[str, str]) -> ProductForm | None:
@@ -256,11 +271,14 @@ def _product_of(operation: Any, tiles: _Tiles) -> tuple[Product, Tile] | None:
     sizes, of_operands = lettered
     if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
         return product, tile
-    if (tile := tile_for(sizes, tiles.of_floats)) is None:
-        return None
     left, right = (
         lettered_source(value, of) for value, of in zip(list(operation.operands)[:2], of_operands, strict=False)
     )
+    if chunks := chunks_of(operation, left, right):
+        operation, left, right = chunks.total, chunks.left, chunks.right
+        sizes = {"r": sizes["r"], "c": sizes["c"], "k": left[0].type.shape[left[1].index("k")]}
+    if (tile := tile_for(sizes, tiles.of_floats)) is None:
+        return None
     product = Product(operation, sizes, _widened(left, operation), right)
     return product if _packed(product, tile) else replace(product, right=_widened(right, operation)), tile
 
@@ -275,10 +293,10 @@ def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
     of_left, of_right, of_result = (str(kind.element_type) for kind in kinds)
     if of_result != "f32" or not {of_left, of_right} <= {"f32", *HALVES}:
         return None
-    if not all(kind.has_static_shape for kind in kinds) or not _is_zero(room):
+    if not all(kind.has_static_shape for kind in kinds) or not is_zero(room):
         return None
     letters = "brck" if len(room.type.shape) > 2 else "rck"
-    lettered = ["".join(letters[d] for d in _dimensions(m.value)) for m in operation.attributes["indexing_maps"]]
+    lettered = ["".join(letters[d] for d in dimensions_in(m.value)) for m in operation.attributes["indexing_maps"]]
     pairs = zip(kinds, lettered, strict=True)
     return {x: size for kind, of in pairs for x, size in zip(of, kind.shape, strict=True)}, lettered
 
@@ -307,48 +325,14 @@ def _widened(operand: Lettered, product: Any) -> Lettered:
         return copied(operand, letters, ir.F32Type.get()), letters
 
 
-def _is_zero(value: Any) -> bool:
-    """Whether a tensor is filled with the constant zero."""
-    if isinstance(value.owner, ir.Block) or value.owner.name != "linalg.fill":
-        return False
-    number = value.owner.operands[0].owner
-    is_constant = not isinstance(number, ir.Block) and number.name == "arith.constant"
-    return is_constant and ir.FloatAttr(number.attributes["value"]).value == 0
-
-
-def lettered_source(value: Any, letters: str) -> Lettered:
-    """The tensor that `value` transposes, or broadcasts over the batch, with its letters; else `value` itself."""
-    if (source := _copied_by(value)) is None:
-        return value, letters
-    of_source, of_value = [m.value for m in value.owner.attributes["indexing_maps"]]
-    if not of_source.is_projected_permutation or of_value != ir.AffineMap.get_identity(len(letters)):
-        return value, letters
-    read = "".join(letters[d] for d in _dimensions(of_source))
-    return (source, read) if set(letters) <= {*read, "b"} else (value, letters)
-
-
-def _copied_by(value: Any) -> Any | None:
-    """The tensor that `value` is a transposed or broadcast copy of; None if `value` is no such copy."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != GENERIC or len(inputs_of(owner)) != 1:
-        return None
-    body = owner.regions[0].blocks[0]
-    copies = len(body.operations) == 1 and body.operations[0].operands[0] == body.arguments[0]
-    return inputs_of(owner)[0] if copies else None
-
-
-def _dimensions(indexing: Any) -> list[int]:
-    """For each dimension of an operand, the number of its loop; -1 if no single loop iterates over it."""
-    return [x.position if isinstance(x, ir.AffineDimExpr) else -1 for x in indexing.results]
-
-
 def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[list[Any], Any]:
     """Launch a kernel for a product, the bias added to it and its rounding; return what it replaces, and the result."""
     operation, sizes = product.operation, product.sizes
     packed = _packed(product, form.tile)
     left, left_matrix = as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
-    blocks = form.in_blocks and packed is None
-    in_rows = product.right if packed else _in_rows(product)
+    blocks = form.layout is Layout.IN_BLOCKS and packed is None
+    copies = form.layout is Layout.COPIED and packed is None
+    in_rows = product.right if packed or copies else _in_rows(product)
     right, right_matrix = in_blocks(product) if blocks else as_it_is(in_rows, "c", product)
     tensors = [right] if packed is None else packed.operands
     added = _added_row(operation.results[0])
@@ -359,7 +343,9 @@ def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[lis
     of_product = MatmulShape(sizes.get("b", 1), sizes["r"], sizes["c"], sizes["k"])
     packing = None if packed is None else packed.packing
     halves = product.multiplies_halves, rounds is not None
-    kernel = ProductKernel(of_product, form.tile, left_matrix, right_matrix, bool(row), packing, *halves, form.most)
+    kernel = ProductKernel(
+        of_product, form.tile, left_matrix, right_matrix, bool(row), packing, copies, *halves, form.most
+    )
     with last.location, ir.InsertionPoint(last):
         kinds = [last.results[0].type]
         launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, *tensors, *row], [], [])
@@ -367,17 +353,14 @@ def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[lis
 
 
 def _packed(product: Product, tile: Tile) -> PackedWeight | None:
-    """The right operand as it is stored, if the kernel can unpack it, or has to transpose it; else None.
+    """The right operand as it is stored, if the kernel can unpack it; else None.
 
-    Blocks of columns are of whole vectors, so the kernel transposes other float32 weights itself. Vectors along the
-    weight's rows then lie in one group, and squares of them cover the reduction dimension.
+    Vectors along the weight's rows have to lie in one group, and squares of them cover the reduction dimension.
     """
     value, letters = product.right
     if letters not in ("ck", "kc") or product.multiplies_halves:
         return None
     packed = packed_weight(value)
-    if packed is None and letters == "ck" and product.sizes["c"] % tile.width:
-        packed = PackedWeight(Packing("f32", *value.type.shape), (value,))
     if packed is None or packed.packing.group % tile.width or packed.packing.columns % tile.width:
         return None
     return packed
@@ -399,7 +382,7 @@ def _turned(product: Product) -> Lettered:
     order of neither side, and IREE finds no tiles for them.
     """
     value, letters = product.left
-    if _copied_by(source_of(value)) is not None:
+    if copied_by(source_of(value)) is not None:
         value = hold_behind(value)
     order = "b" * ("b" in letters) + "rk"
     with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
@@ -449,7 +432,7 @@ def _added_row(product: Any) -> _AddedRow | None:
         return None
     (reader,) = readers
     body = reader.regions[0].blocks[0]
-    *of_inputs, of_result = (_dimensions(m.value) for m in reader.attributes["indexing_maps"])
+    *of_inputs, of_result = (dimensions_in(m.value) for m in reader.attributes["indexing_maps"])
     whole = list(range(len(product.type.shape)))
     by_dimensions = {tuple(of): value for of, value in zip(of_inputs, inputs_of(reader), strict=True)}
     row = by_dimensions.get((whole[-1],))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from irongrad.memory_model.product_tiles import Tile, tile_for
 from irongrad.passes.module.matmul_kernels.tiling import MOST
@@ -19,25 +20,33 @@ OF_IREE = "IREE"
 _OTHER_PARTS = ((256, 384), (1024, 1536))
 
 
+class Layout(StrEnum):
+    """Where a kernel reads the right operand of a product."""
+
+    IN_PLACE = "in place"  # or in a copy with its columns as neighbours, if they are not
+    IN_BLOCKS = "in blocks"  # of columns, which another kernel writes before
+    COPIED = "copied by the kernel"
+
+
 @dataclass(frozen=True)
 class ProductForm:
     """How a kernel of ours computes a product.
 
     Attributes:
         tile: the results that registers hold.
-        in_blocks: whether the right operand is packed into column blocks; otherwise it is read in place.
+        layout: where the kernel reads the right operand.
         most: the most rows and columns of the result in one part, the unit of work of a thread.
     """
 
     tile: Tile
-    in_blocks: bool
+    layout: Layout
     most: tuple[int, int] = MOST
 
     @property
     def name(self) -> str:
         """The form as users read it, such as `6x64 in blocks`."""
         part = "" if self.most == MOST else f" parts of {self.most[0]}x{self.most[1]}"
-        return f"{self.tile.rows}x{self.tile.columns} {'in blocks' if self.in_blocks else 'in place'}{part}"
+        return f"{self.tile.rows}x{self.tile.columns} {self.layout}{part}"
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,22 @@ class ProductProblem:
         """The number of multiplications in the whole batch."""
         return math.prod(size for _, size in self.sizes)
 
+    def layouts(self, tile: Tile) -> list[Layout]:
+        """Where a kernel can read the right operand; it copies no operand of bfloat16, which it multiplies in place.
+
+        Blocks are of whole vectors of columns. Where summands are neighbours, a kernel transposes squares that cover
+        the reduction dimension.
+        """
+        sizes, columns_last = dict(self.sizes), self.right.endswith("c")
+        if self.dtype != "f32":
+            return [Layout.IN_PLACE]
+        found = [Layout.IN_PLACE] if columns_last else []
+        if sizes["c"] % tile.width == 0:
+            found.append(Layout.IN_BLOCKS)
+        if columns_last or (self.right.endswith("k") and sizes["k"] % tile.width == 0):
+            found.append(Layout.COPIED)
+        return found
+
     def forms(self, default: ProductForm, tiles: Sequence[Tile]) -> Mapping[str, ProductForm | None]:
         """The default form, and those that differ from it in one respect, by name; None stands for IREE's own kernel.
 
@@ -76,8 +101,7 @@ class ProductProblem:
         sizes = dict(self.sizes)
         others = [tile for tile in tiles if tile != default.tile and tile_for(sizes, [tile])]
         forms = [default, *(replace(default, tile=tile) for tile in others)]
-        if self.right.endswith("c") and self.dtype == "f32" and sizes["c"] % default.tile.width == 0:
-            forms.append(replace(default, in_blocks=not default.in_blocks))
+        forms += [replace(default, layout=x) for x in self.layouts(default.tile) if x is not default.layout]
         for rows, columns in _OTHER_PARTS:
             bound = min(rows, MOST[0]), min(columns, MOST[1])
             if sizes["r"] > bound[0] or sizes["c"] > bound[1]:

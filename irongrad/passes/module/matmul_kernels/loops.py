@@ -22,8 +22,8 @@ from irongrad.passes.module.matmul_kernels import (
     as_it_is,
     dimensions_of,
     in_blocks,
-    lettered_source,
 )
+from irongrad.passes.module.matmul_kernels.letters import lettered_source
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, executable_of
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight

@@ -33,7 +33,7 @@ class Packing:
     """How the elements of a weight [rows, columns] are stored.
 
     Attributes:
-        kind: `i8`, `u4` (two to a byte, each plus 8), `bf16`, `f16`, or `f32` for numbers as they are.
+        kind: `i8`, `u4` (two to a byte, each plus 8), `bf16` or `f16`.
         rows: the number of rows.
         columns: the number of columns.
         groups: the number of groups of columns in a row, which share a scale; 0 without scales.

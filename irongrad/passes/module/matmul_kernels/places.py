@@ -12,7 +12,7 @@ class Memory:
 
     Attributes:
         left: the left operand.
-        right: the right operand; an `Unpacking` if it is stored in fewer bits than float32.
+        right: the right operand; a `RightBlock` if the kernel keeps a block of it in its own memory.
         row: the row that is added to all rows of the result; None without one.
         result: the result.
     """

@@ -17,7 +17,7 @@ from itertools import product
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import AMX_SUMMANDS, Tile
+from irongrad.memory_model.product_tiles import AMX_SUMMANDS, Tile, longest_block
 from irongrad.passes.module.matmul_kernels.packed_weights import Packing
 
 # float32 numbers per cache line. The length of a block of the reduction dimension is a multiple of it.
@@ -27,15 +27,15 @@ LINE = 16
 _PANEL = 1 << 19
 
 # The most bytes of the right operand that are unpacked at once, and stay in the first-level cache. float32 that is only
-# transposed is in larger blocks: the results of a whole panel are read and written once for each block.
-_UNPACKED, _TURNED = 1 << 14, 1 << 16
+# copied is in larger blocks: the results of a whole panel are read and written once for each block.
+_UNPACKED, _COPIED = 1 << 14, 1 << 16
 
 # The most bytes of the right operand that are copied into pairs at once, and of the sums that are kept meanwhile. Both
 # are on the stack of the thread.
 _PAIRS, _SUMS = 1 << 15, 1 << 16
 
-# Copying the right operand into pairs takes as long as to multiply it by this many rows with AMX.
-_COPYING = 128
+# Copying the right operand takes as long as to multiply it by this many rows: into pairs with AMX, and float32.
+_COPYING_PAIRS, _COPYING = 128, 16
 
 # The most rows and columns of the result in one part, the unit of work of a thread.
 MOST = 512, 768
@@ -122,6 +122,7 @@ class ProductKernel:
         right: the layout of the right operand; columns within a block are contiguous.
         adds_row: whether the kernel adds a row to all rows of the result.
         packing: how the right operand is stored, if not as float32; its strides then count numbers, not elements.
+        copies_right: whether the kernel copies the right operand, which is float32, in blocks into its own memory.
         multiplies_halves: whether both operands are bfloat16, multiplied as such.
         is_rounded: whether the result is rounded to bfloat16.
         most: the most rows and columns of a part.
@@ -133,6 +134,7 @@ class ProductKernel:
     right: Matrix
     adds_row: bool
     packing: Packing | None = None
+    copies_right: bool = False
     multiplies_halves: bool = False
     is_rounded: bool = False
     most: tuple[int, int] = MOST
@@ -141,6 +143,11 @@ class ProductKernel:
     def right_tensors(self) -> int:
         """The number of tensors in which the right operand is stored."""
         return 1 if self.packing is None else self.packing.tensors
+
+    @property
+    def has_own_block(self) -> bool:
+        """Whether the kernel keeps a block of the right operand in its own memory, as float32."""
+        return self.copies_right or self.packing is not None
 
     @property
     def panels(self) -> int:
@@ -163,14 +170,15 @@ class ProductKernel:
         summands, columns = self.sizes.summands, self.tile.columns
         if self.multiplies_halves:
             return _stretch(summands, _PAIRS // (2 * columns), AMX_SUMMANDS)
-        return _stretch(summands, self._right_bytes // (4 * columns), LINE)
+        most = self._right_bytes // (4 * columns)
+        return _stretch(summands, min(most, longest_block(summands)), LINE)
 
     @property
     def _right_bytes(self) -> int:
         """The most bytes of the right operand in one block of the reduction dimension."""
-        if self.packing is None:
-            return _PANEL
-        return _TURNED if self.packing.kind == "f32" else _UNPACKED
+        if self.packing is not None:
+            return _UNPACKED
+        return _COPIED if self.copies_right else _PANEL
 
     @property
     def blocks(self) -> int:
@@ -233,8 +241,14 @@ class ProductKernel:
         for threads in _THREADS:
             at_a_time = 1 if parts < threads * _AT_A_TIME else _AT_A_TIME
             of_threads += threads * at_a_time * -(-parts // (threads * at_a_time))
-        copying = _COPYING // self.tile.rows if self.multiplies_halves else 0
-        return of_threads * (part[0] + copying) * part[1]
+        return of_threads * (part[0] + self._copying // self.tile.rows) * part[1]
+
+    @property
+    def _copying(self) -> int:
+        """By how many rows the right operand could be multiplied while it is copied."""
+        if self.multiplies_halves:
+            return _COPYING_PAIRS
+        return _COPYING if self.has_own_block else 0
 
 
 def _stretch(size: int, most: int, unit: int) -> int:

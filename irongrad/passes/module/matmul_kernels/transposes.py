@@ -1,4 +1,4 @@
-"""Transposing copies of tensors; a letter per dimension names its loop, as in einsum notation."""
+"""Transposing copies and reshapes of tensors; a letter per dimension names its loop, as in einsum notation."""
 
 from __future__ import annotations
 
@@ -59,6 +59,19 @@ def split(value: Any, dimension: int, size: int) -> Any:
     }
     kind = ir.RankedTensorType.get(shape, value.type.element_type)
     return ir.Operation.create("tensor.expand_shape", [kind], [value], attributes).result
+
+
+def joined(value: Any, dimension: int) -> Any:
+    """Join a dimension of `value` with the next one: the tensor that was split there, if it was, or a reshape of it."""
+    shape = list(value.type.shape)
+    groups = _groups(len(shape), dimension)
+    owner = value.owner
+    expands = not isinstance(owner, ir.Block) and owner.name == "tensor.expand_shape"
+    if expands and owner.attributes["reassociation"] == groups:
+        return owner.operands[0]
+    shape[dimension : dimension + 2] = [shape[dimension] * shape[dimension + 1]]
+    kind = ir.RankedTensorType.get(shape, value.type.element_type)
+    return ir.Operation.create("tensor.collapse_shape", [kind], [value], {"reassociation": groups}).result
 
 
 def _groups(rank: int, dimension: int) -> ir.ArrayAttr:

@@ -29,8 +29,8 @@ from irongrad.passes.module.matmul_kernels.loop_code import (
 )
 from irongrad.passes.module.matmul_kernels.pair_code import PairCode
 from irongrad.passes.module.matmul_kernels.places import Memory, Place
+from irongrad.passes.module.matmul_kernels.right_block import RightBlock
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
-from irongrad.passes.module.matmul_kernels.unpacking import Unpacking
 
 # The prefetch distance of the right operand, in steps along the reduction dimension.
 _AHEAD = 8
@@ -51,9 +51,10 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
         right, row = others[: kernel.right_tensors], others[kernel.right_tensors :]
         half = ir.BF16Type.get()
         of_operands, of_result = half if kernel.multiplies_halves else None, half if kernel.is_rounded else None
+        in_place = None if kernel.has_own_block else row_of(right[0], kernel.right.elements, of_operands)
         memory = Memory(
             row_of(left, kernel.left.elements, of_operands),
-            Unpacking.of(kernel, right) if kernel.packing else row_of(right[0], kernel.right.elements, of_operands),
+            in_place or RightBlock.of(kernel, right),
             row_of(row[0], kernel.sizes.columns) if row else None,
             row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns, of_result),
         )
@@ -84,20 +85,22 @@ def _write(kernel: ProductKernel, memory: Memory) -> None:
     d = ir.AffineExpr.get_dim(0)
     pairs = PairCode.begin(kernel, memory) if kernel.multiplies_halves else None
 
-    with each(*_share(across, panels, kernel.panels), 1) as panel:
+    with (
+        each(*_share(across, panels, kernel.panels), 1) as panel,
+        each(constant(0), constant(sizes.summands), depth) as summand,
+    ):
         column = least([d * tile.columns, fixed(sizes.columns - tile.columns)], panel)
-        with each(constant(0), constant(sizes.summands), depth) as summand:
-            if kernel.packing:
-                memory.right.write_block(column, summand)
+        if kernel.has_own_block:
+            memory.right.write_block(batch, column, summand)
+        if pairs:
+            pairs.write_block(batch, column, summand)
+        with each(*_share(down, strips, kernel.strips), 1) as strip:
+            row = least([d * tile.rows, fixed(sizes.rows - tile.rows)], strip)
+            place = Place(batch, strip, row, panel, column, summand)
             if pairs:
-                pairs.write_block(batch, column, summand)
-            with each(*_share(down, strips, kernel.strips), 1) as strip:
-                row = least([d * tile.rows, fixed(sizes.rows - tile.rows)], strip)
-                place = Place(batch, strip, row, panel, column, summand)
-                if pairs:
-                    pairs.write_tile(place)
-                else:
-                    _write_tile(kernel, memory, place)
+                pairs.write_tile(place)
+            else:
+                _write_tile(kernel, memory, place)
     if pairs:
         pairs.end()
 
@@ -119,11 +122,10 @@ def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
         for i, j in product(range(tile.rows), range(tile.vectors))
     ]
     is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, constant(0))
-    begun = [
-        arith.select(is_first, new, vector.load(vector_type, memory.result, [p]))
-        for new, p in zip(_beginning(kernel, memory, place), places, strict=True)
-    ]
-    sums = _added(kernel, memory, place, begun)
+    sums = _added(kernel, memory, place, _beginning(kernel, memory, place, is_first))
+    if kernel.blocks > 1:  # the blocks before are added last, so that no chain is longer than a block
+        before = [vector.load(vector_type, memory.result, [p]) for p in places]
+        sums = [arith.select(is_first, x, arith.addf(x, y)) for x, y in zip(sums, before, strict=True)]
     for i in range(tile.rows):
         of_row = range(i * tile.vectors, (i + 1) * tile.vectors)
         with _where_owned(kernel, place, i):
@@ -157,17 +159,18 @@ def _store(kernel: ProductKernel, result: Any, sums: Any, at: Any, place: Place,
     vector.maskedstore(result, [at], owned, sums)
 
 
-def _beginning(kernel: ProductKernel, memory: Memory, place: Place) -> list[Any]:
-    """The initial values of a tile's results: zero, or the added row."""
+def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: Any) -> list[Any]:
+    """The initial values of a tile's results: zero, or the added row in the first block."""
     tile = kernel.tile
     vector_type = vector_of(tile)
+    nothing = zeros(vector_type)
     if memory.row is None:
-        return [zeros(vector_type)] * (tile.rows * tile.vectors)
+        return [nothing] * (tile.rows * tile.vectors)
     c = ir.AffineExpr.get_dim(0)
     of_row = [
         vector.load(vector_type, memory.row, [number(c + j * tile.width, place.column)]) for j in range(tile.vectors)
     ]
-    return of_row * tile.rows
+    return [arith.select(is_first, x, nothing) for x in of_row] * tile.rows
 
 
 def _added(kernel: ProductKernel, memory: Memory, place: Place, begun: list[Any]) -> list[Any]:
@@ -207,7 +210,7 @@ def _right_vectors(kernel: ProductKernel, memory: Memory, place: Place, summand:
     """The vectors of the right operand for the columns of a tile, `step` behind the index `summand`."""
     right, tile = kernel.right, kernel.tile
     columns = range(0, tile.columns, tile.width)
-    if kernel.packing:
+    if kernel.has_own_block:
         return [memory.right.vector_at(place.summand, summand, step, column) for column in columns]
     b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
 
