@@ -4,8 +4,8 @@ With data tiling, IREE 3.13.0 packs both operands of a product into tiles of 16 
 multiplications, unpacks the result into rows, and reaches half of a processor's peak performance. The kernels here are
 those of `tiling.py` and `vector_code.py`.
 
-The right operand is packed into column blocks. In its original layout the rows read together are often a power of two
-apart, so they evict each other from the cache. A transposed left operand is copied to row-major order, so that each row
+The right operand is packed into column blocks, by the kernel itself if the product has few rows. In its original layout
+the rows read together are often a power of two apart, so they evict each other from the cache. A transposed left operand is copied to row-major order, so that each row
 is read sequentially. Other left operands and the result keep their layout. A small operand stays in a cache in any
 layout. It is read in place if the elements that are read together are contiguous. A right operand of few bits is
 unpacked by the kernel (`packed_weights.py`, `unpacking.py`).
@@ -98,9 +98,9 @@ class MatmulKernels(ModulePass):
     """Compute matrix products of known sizes by kernels of our own, on x86-64 with AVX2 or AVX-512.
 
     Before:
-        %r = linalg.matmul ins(%a, %b : tensor<128x784xf32>, tensor<784x1024xf32>) outs(%zeros)
+        %r = linalg.matmul ins(%a, %b : tensor<1024x784xf32>, tensor<784x1024xf32>) outs(%zeros)
     After:
-        %packed = linalg.generic ... %b; %r = flow.dispatch @product_0_1x128x1024x784::@product_0_...(%a, %packed)
+        %packed = linalg.generic ... %b; %r = flow.dispatch @product_0_1x1024x1024x784::@product_0_...(%a, %packed)
 
     Operands are float32 or half precision. Those of bfloat16 are multiplied as such by AMX or AVX512-BF16. Without
     these, and if they are float16, they are widened. IREE compiles all other products: small ones, of other types or
