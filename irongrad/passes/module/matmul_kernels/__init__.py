@@ -5,10 +5,10 @@ multiplications, unpacks the result into rows, and reaches half of a processor's
 those of `tiling.py` and `vector_code.py`.
 
 The right operand is packed into column blocks, by the kernel itself if the product has few rows. In its original layout
-the rows read together are often a power of two apart, so they evict each other from the cache. A transposed left operand is copied to row-major order, so that each row
-is read sequentially. Other left operands and the result keep their layout. A small operand stays in a cache in any
-layout. It is read in place if the elements that are read together are contiguous. A right operand of few bits is
-unpacked by the kernel (`packed_weights.py`, `unpacking.py`).
+the rows read together are often a power of two apart, so they evict each other from the cache. A transposed left
+operand is copied to row-major order, so that each row is read sequentially. Other left operands and the result keep
+their layout. A small operand stays in a cache in any layout. It is read in place if the elements that are read together
+are contiguous. A right operand of few bits is unpacked by the kernel (`packed_weights.py`, `unpacking.py`).
 
 Operands of bfloat16 are multiplied as such if the CPU has instructions for it (`pair_code.py`, `amx.py`).
 docs/dev/measurements/2026-11-25-granite-rapids.md has figures.
