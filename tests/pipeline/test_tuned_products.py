@@ -70,6 +70,16 @@ def test_forms_differ_from_the_default_in_one_respect():
     )
 
 
+def test_a_form_is_found_by_its_name_whatever_the_default_is():
+    """A product in a loop has another default than the same product alone, with which it is measured."""
+    one = problem(r=128, c=384, k=384)
+    in_loop, alone = (ProductForm(AVX512[0], layout) for layout in (Layout.IN_BLOCKS, Layout.COPIED))
+    for name, form in one.forms(in_loop, AVX512).items():
+        assert one.form(name, alone, AVX512) == form
+    with pytest.raises(KeyError):
+        one.form("9x99 in place", alone, AVX512)
+
+
 @pytest.mark.parametrize("target", ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"])
 def test_every_form_computes_the_product(target: str, tmp_path: Path):
     """Each function of one module is a product of other sizes, and takes another form."""

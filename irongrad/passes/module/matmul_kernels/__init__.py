@@ -210,7 +210,7 @@ def _chosen_form(product: Product, tile: Tile, tiles: _Tiles, chosen: Mapping[st
     name = chosen.get(str(product.problem))
     if name is None or _packed(product, tile) is not None:
         return default
-    return product.problem.forms(default, tiles.of_product(product)).get(name, default)
+    return product.problem.form(name, default, tiles.of_product(product))
 
 
 class _Kernels:

@@ -107,3 +107,15 @@ class ProductProblem:
             if sizes["r"] > bound[0] or sizes["c"] > bound[1]:
                 forms.append(replace(default, most=(rows, columns)))
         return {**{form.name: form for form in forms}, OF_IREE: None}
+
+    def form(self, name: str, default: ProductForm, tiles: Sequence[Tile]) -> ProductForm | None:
+        """The form of that name; None for IREE's own kernel.
+
+        It may differ from the default here in several respects: equal products in a loop and outside have other ones.
+
+        Raises:
+            KeyError: there is none.
+        """
+        layouts = {tile: [default.layout, *self.layouts(tile)] for tile in tiles}
+        found = (ProductForm(t, x, most) for t in tiles for x in layouts[t] for most in (MOST, *_OTHER_PARTS))
+        return {**{form.name: form for form in found}, OF_IREE: None}[name]
