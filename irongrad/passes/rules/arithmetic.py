@@ -29,6 +29,7 @@ ne = family(aten.ne.Scalar)
 invert = family(aten.bitwise_not.default, aten.logical_not.default)
 both = family(aten.bitwise_and.Tensor, aten.logical_and.default, commutative=True)
 cast = family(prims.convert_element_type.default)
+index_put = family(aten.index_put.default)
 copy = family(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
 
 
@@ -67,6 +68,12 @@ def square_of_view(x: Node, out: Node) -> Expression:
     return mul(seen, seen)
 
 
+def adds_to_zeros(x: Node, z: Node, out: Node) -> bool:
+    """Whether `z` is zero, and `out` alone reads `x` and the rows added to `z`: then they are added to `x` in place."""
+    is_zero = z.target is aten.full.default and bool(z.args[1] == 0)
+    return is_zero and x.op == "call_function" and all(used_once(n) for n in out.all_input_nodes)
+
+
 # Bits of the significand; all integers with fewer bits are exact.
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -94,6 +101,8 @@ RULES = (
          sized=True),
     Rule("expanded / number", lambda x, c: div(expand(x, ...), c), lambda x, c, out: expand(div(x, c), shape_of(out)),
          lambda c: not isinstance(c, Node), sized=True),
+    Rule("x + rows added to zeros", lambda x, z, i, v: add(x, index_put(z, i, v, True)),
+         lambda x, i, v: index_put(x, i, v, True), adds_to_zeros, exact=False),
     Rule("cast to the same", lambda x, d: cast(x, d), lambda x: x),
     Rule("cast of a widening cast", lambda x, c, d: cast(cast(x, c), d), lambda x, d: cast(x, d),
          lambda x, c: is_widening(x, c)),
