@@ -28,6 +28,7 @@ LONGEST_PRODUCT = 2048  # the same for matrix products, whose chunks take memory
 # The example decides for sizes that are known only when a step runs. A size at run time may be this much larger.
 _LARGER = 16
 _CHUNK_OF_UNKNOWN = 64
+_VECTOR, _CHUNKS = 16, 4  # the elements of a chunk, and the chunks, that are computed at once
 _UNEVEN = 8  # a chunk may be smaller than wanted by up to this factor; beyond it, padding costs less
 
 # Eager accumulates these in float32 (aten/src/ATen/OpMathType.h), torch-mlir 20261001 in the dtype itself.
@@ -125,8 +126,15 @@ def _chunk(x: torch.Tensor, dims: Sequence[int], elements: int) -> tuple[int, in
 
 
 def _divisor(size: int, wanted: int) -> int:
-    """The largest divisor of `size` up to `wanted`; `wanted` itself if that divisor is much smaller."""
-    best = next(d for d in range(wanted, 0, -1) if size % d == 0)
+    """The divisor of `size` that is best as the size of a chunk; `wanted` itself if the best one is much smaller.
+
+    It is the largest up to `wanted`, or the largest one that gives whole vectors. For other chunks IREE 3.13.0 finds
+    tiles that take two to four times as long: the exponentials of rows of 50,304 took 3.0 ns each in chunks of 192, and
+    0.7 ns in chunks of 96.
+    """
+    divisors = [d for d in range(wanted, 0, -1) if size % d == 0]
+    fits = (d for d in divisors if d % _VECTOR == 0 and size // d % _CHUNKS == 0)
+    best = next((d for d in fits if d * _UNEVEN >= wanted), divisors[0])
     return best if best * _UNEVEN >= wanted else wanted
 
 

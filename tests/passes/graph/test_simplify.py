@@ -223,6 +223,19 @@ def _split_of_joined(s):
     return lambda *parts: aten.split_with_sizes.default(aten.cat.default(list(parts), -1), sizes, -1)[number], parts
 
 
+def _added_rows(s):
+    columns = s.one_of(1, 4)
+    x, values = s.tensor([5, columns], (torch.float32,)), s.tensor([4, columns], (torch.float32,))
+    index = torch.tensor(s.draw(st.lists(st.integers(0, 4), min_size=4, max_size=4)))
+    add = s.one_of(aten.add.Tensor, lambda x, y: aten.add.Tensor(y, x))
+
+    def fn(x, index, values):
+        zeros = aten.full.default([5, columns], 0.0)
+        return add(aten.neg.default(x), aten.index_put.default(zeros, [index], values, True))
+
+    return fn, [x, index, values]
+
+
 PROOFS = {
     "copy": lambda s: (s.one_of(aten.clone.default, aten.alias.default, aten.detach.default), [s.tensor()]),
     "x * 1": lambda s: (s.one_of(lambda x: aten.mul.Tensor(x, 1), lambda x: aten.mul.Scalar(x, 1),
@@ -245,6 +258,7 @@ PROOFS = {
     "cast to the same": _elementwise(lambda x: prims.convert_element_type.default(x, x.dtype), NUMBERS),
     "cast of a widening cast": _cast_chain,
     "x + expanded": _binary(aten.add.Tensor, NUMBERS),
+    "x + rows added to zeros": _added_rows,
     "x * expanded": _binary(aten.mul.Tensor, NUMBERS),
     "expanded / number": _with_number(aten.div.Tensor),
     "view to the same": lambda s: (lambda x: aten.view.default(x, list(x.shape)), [s.tensor()]),
@@ -363,6 +377,29 @@ def test_an_expression_that_is_no_identity_stays(apply, fn):
 def test_adding_a_negative_of_another_dtype_stays(apply, x, y):
     """For an unsigned byte, -y is large and positive; booleans have no subtraction."""
     assert not apply(Simplify(), lambda x, y: x + -y, x, y).changed
+
+
+def _rows_in(number, index, values, accumulate=True):
+    return aten.index_put.default(aten.full.default([5, 2], number), [index], values, accumulate)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i, v: (x.sin() + _rows_in(0.0, i, v, False), x),
+        lambda x, i, v: (x.sin() + _rows_in(1.0, i, v), x),
+        lambda x, i, v: (x + _rows_in(0.0, i, v), x),
+        lambda x, i, v: (y := x.sin(), y + _rows_in(0.0, i, v)),
+        lambda x, i, v: (y := _rows_in(0.0, i, v), x.sin() + y),
+    ],
+    ids=["writes", "adds to ones", "to an argument", "to a value with another reader", "rows with another reader"],
+)
+def test_other_sums_with_rows_stay(apply, fn):
+    """Rows are only added in place where nothing else needs either value."""
+    inputs = torch.randn(5, 2), torch.tensor([1, 1, 3]), torch.randn(3, 2)
+    assert "x + rows added to zeros" not in apply(Simplify(), fn, *inputs).stats
+    alone = apply(Simplify(), lambda x, i, v: x.sin() + _rows_in(0.0, i, v), *inputs)
+    assert alone.stats["x + rows added to zeros"] == 1
 
 
 def test_a_sum_that_another_user_needs_is_not_computed_twice(apply):
