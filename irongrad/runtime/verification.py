@@ -13,7 +13,7 @@ import numpy as np
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.devices import find_device, is_local
 from irongrad.runtime.golden import SAMPLE, Golden, Resting, key_of, sampled
-from irongrad.runtime.manifest import Certificate, Role
+from irongrad.runtime.manifest import STACKED, TRAIN_AND_EXPORT, Certificate, Role, trained_state
 from irongrad.runtime.report import Comparison, Report, combined
 from irongrad.runtime.session import Session
 
@@ -65,9 +65,9 @@ def golden_steps(session: Session, golden: Golden) -> Report:
     """Run the golden steps through every entry point that the artifact has.
 
     Compares the losses, every gradient and every state tensor of each step, from `train_step`, from `grad_step` with
-    `apply_step`, from `train_steps`, and from `forward` with `finish_step`. `train_steps` must also give what as many
-    calls of `train_step` give, and at rest nothing may move (`Resting`). The session keeps the state
-    of the last run.
+    `apply_step`, from `train_steps`, from `train_and_export`, and from `forward` with `finish_step`. The two that take
+    several steps must also give what as many calls of `train_step` give, and at rest nothing may move (`Resting`). The
+    session keeps the state of the last run.
 
     Args:
         session: a session at the artifact's initial state.
@@ -99,8 +99,9 @@ def _runs(session: Session, golden: Golden) -> Iterator[Callable[[Session, Golde
         yield _in_pieces
     if "grad_step" in has:
         yield partial(_accumulation, has)
-    if "train_steps" in has:
-        yield partial(_train_steps, results)
+    for name in STACKED:
+        if name in has and not (session.is_sharded and name == TRAIN_AND_EXPORT):  # it exports the state of all ranks
+            yield partial(_stacked_steps, name, results)
     if golden.resting is not None and "export_state" in has:
         yield partial(_at_rest, golden.resting)
 
@@ -141,7 +142,7 @@ def _reported(session: Session, golden: Golden, entry: str) -> dict[str, Array]:
     """The loss that an entry point returns, under an empty name, and the values beside it by name."""
     point = session.entry(entry)
     inputs = golden.inputs_of(point)
-    if entry == "train_steps":
+    if point.is_stacked:
         inputs = {name: np.stack([value] * golden.steps) for name, value in inputs.items()}
     hypers = golden.hypers if point.hypers else {}
     loss, *values = session.call(entry, {**inputs, **hypers})
@@ -161,21 +162,32 @@ def _train_step(results: dict[str, Array], session: Session, golden: Golden, fou
             _compare(found, golden, "train_step", key, value)
         state = _state(session)
         _compare_state(found, golden, "train_step", step + 1, state)
-    if session.manifest.entry_point("train_steps") is not None:
+    if any(session.manifest.entry_point(name) is not None for name in STACKED):
         results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
 
 
-def _train_steps(results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
-    """Compare with the golden values, and with as many calls of `train_step`: both are right within one tolerance."""
-    columns = _reported(session, golden, "train_steps")
+def _stacked_steps(
+    entry: str, results: Mapping[str, Array], session: Session, golden: Golden, found: list[Comparison]
+) -> None:
+    """Compare with the golden values, and with as many calls of `train_step`: both are right within one tolerance.
+
+    The state that `train_and_export` returns is the session's, bit for bit.
+    """
+    columns = _reported(session, golden, entry)
+    state = _state(session)
+    if entry == TRAIN_AND_EXPORT:
+        for spec in trained_state(session.manifest.state):
+            exported, key = columns.pop(spec.name), key_of("state", golden.steps, spec.name)
+            error = largest_error(exported, state[spec.name])
+            found.append(Comparison(f"{entry}, export_state", key, error, 0.0, exported.size))
     values: dict[str, Array] = {}
     for step in range(golden.steps):
         values |= _keyed({name: np.asarray(column[step]) for name, column in columns.items()}, step)
-    values |= {key_of("state", golden.steps, name): value for name, value in _state(session).items()}
+    values |= {key_of("state", golden.steps, name): value for name, value in state.items()}
     for key, value in values.items():
-        _compare(found, golden, "train_steps", key, value)
+        _compare(found, golden, entry, key, value)
         if key in results and key in golden.expected:
-            found.append(_comparison(golden, "train_steps, train_step", key, value, results[key].astype(np.float64)))
+            found.append(_comparison(golden, f"{entry}, train_step", key, value, results[key].astype(np.float64)))
 
 
 def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Comparison]) -> None:

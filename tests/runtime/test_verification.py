@@ -9,9 +9,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import irongrad as ig
 from irongrad.runtime.golden import SAMPLE, Golden, are_same, kept, read_golden, sampled, write_golden
 from irongrad.runtime.verification import largest_error
 
@@ -87,3 +90,17 @@ def test_an_error_in_the_last_of_many_elements_is_found() -> None:
     assert largest_error(value, exact) == 0.5
     value[2, 0] = np.nan
     assert largest_error(value, exact) == np.inf
+
+
+def test_the_state_that_train_and_export_returns_is_verified(tmp_path: Path) -> None:
+    """It used to be the only entry point that nothing compared: alone, it could not be packaged."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    inputs = {"x": torch.randn(8, 4), "y": torch.randint(0, 2, (8,))}
+    step = ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.1), inputs)
+    artifact = ig.compile(step, tmp_path, entry_points=("train_and_export",), cache=False)
+    compared = artifact.reports["llvm-cpu"].comparisons
+    by_entry = {name: {c.key for c in compared if c.entry_point == name} for name in {c.entry_point for c in compared}}
+    assert by_entry.keys() == {"train_and_export", "train_and_export, export_state"}
+    assert {"loss/0/", "loss/2/", "state/3/weight", "state/3/bias"} <= by_entry["train_and_export"]
+    assert {"state/3/weight", "state/3/bias"} <= by_entry["train_and_export, export_state"]
