@@ -5,7 +5,8 @@
 Sizes are batch x tokens. Every backend trains the GPT of examples/gpt.py with AdamW in float32; eager's is fused.
 Each trains in a process of its own, and they take turns. IronGrad's process holds no PyTorch: it loads the artifact.
 The peak of resident memory is that of training, without the compilation before it. `start` is the time from a new
-process to the end of its first step, where a first process has filled the caches; JAX has no such cache here.
+process to the end of its first step, right after another such process has filled the caches, and the operating
+system's cache of files; JAX has no such cache here.
 
 `--llmc` is the program `train_gpt2` of https://github.com/karpathy/llm.c, which has 4x64 built in.
 """
@@ -162,6 +163,8 @@ def measure(size: str, rounds: int, root: Path, llmc: Path | None, say: Callable
     starts: dict[str, float] = {}
     for backend in BACKENDS:
         say(f"{size}: {backend} starts")
+        if backend != "jax":
+            ended(started(backend, size, root / backend)[0])
         running[backend], starts[backend] = started(backend, size, root / backend)
     times: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     for number in range(rounds):
