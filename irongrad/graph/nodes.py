@@ -152,6 +152,11 @@ def kind_of(value: Any) -> Any:
     return None
 
 
+def is_zeros(node: Node) -> bool:
+    """Whether `node` makes a tensor that is filled with zeros."""
+    return node.target is torch.ops.aten.full.default and bool(node.args[1] == 0)
+
+
 def value_of(node: torch.fx.Node) -> torch.Tensor:
     """Return the fake tensor that `node` computes."""
     value: torch.Tensor = node.meta["val"]

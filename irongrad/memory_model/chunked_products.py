@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.movements import Movement, operators
-from irongrad.memory_model.kernel_roles import shape_of
+from irongrad.memory_model.kernel_roles import dimensions_of
 from irongrad.memory_model.written_views import TRANSPOSES, VIEWS, joined, moves, order_of
 
 aten = torch.ops.aten
@@ -54,12 +54,7 @@ def _before_chunks(operand: Node) -> Iterator[Node]:
     most = 3
     while operand.target in _READ_THROUGH:
         before = operand.all_input_nodes[0]
-        if _dimensions(before) > most or joined(operand).target is aten.cat.default:
+        if dimensions_of(before) > most or joined(operand).target is aten.cat.default:
             return
         yield operand
-        operand, most = before, _dimensions(before)
-
-
-def _dimensions(node: Node) -> int:
-    """The number of dimensions of more than one element."""
-    return sum(size != 1 for size in shape_of(node))
+        operand, most = before, dimensions_of(before)

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from irongrad.memory_model.blocked_operands import reads_blocks
 from irongrad.memory_model.chunked_products import chunked_by, total_of
 from irongrad.memory_model.fused_operations import MOST_OPERANDS, Operations
-from irongrad.memory_model.kernel_roles import bytes_of, is_control, is_reduction, shape_of, source
+from irongrad.memory_model.kernel_roles import bytes_of, dimensions_of, is_control, is_reduction, shape_of, source
 from irongrad.memory_model.written_views import CONTRACTIONS, is_in_place
 
 
@@ -87,18 +87,14 @@ def kernels(graph: Graph, *, packed: bool, is_body: bool = False) -> Kernels:
 def _fits(root: Node, head: Node) -> bool:
     """Whether the iteration space of elementwise `head` fits that of the kernel of `root`."""
     if is_reduction(root):
-        return _dimensions(head) <= _dimensions(root.args[0])
+        return dimensions_of(head) <= dimensions_of(root.args[0])
     return bytes_of(head) == bytes_of(root) and not _cuts_columns(root, head)
 
 
 def _is_reshaped_product(node: Node) -> bool:
     """Whether `node` reads a product with divided dimensions: `SinkReshapes.cpp` gives it the product's dimensions."""
     products = ((n, source(n)) for n in node.all_input_nodes)
-    return any(p.target in CONTRACTIONS and _dimensions(n) > _dimensions(p) for n, p in products)
-
-
-def _dimensions(node: Node) -> int:
-    return sum(size != 1 for size in shape_of(node))
+    return any(p.target in CONTRACTIONS and dimensions_of(n) > dimensions_of(p) for n, p in products)
 
 
 def _cuts_columns(root: Node, head: Node) -> bool:

@@ -252,6 +252,11 @@ def shape_of(node: Node) -> torch.Size:
     return next((v.shape for v in tensors_in(node.meta.get("val"))), torch.Size())
 
 
+def dimensions_of(node: Node) -> int:
+    """The number of dimensions of the value of `node` that have more than one element."""
+    return sum(size != 1 for size in shape_of(node))
+
+
 def readers(node: Node) -> list[Node]:
     """The nodes that read the value of `node`, directly or through views and recomputed code; also the output node."""
     found: dict[Node, None] = {}

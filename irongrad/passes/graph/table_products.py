@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import GraphModule, Node
 
-from irongrad.graph.nodes import call, replace, value_of
+from irongrad.graph.nodes import call, is_zeros, replace, value_of
 from irongrad.passes.base import Context, PassResult
 from irongrad.passes.inline import inline
 
@@ -192,7 +192,7 @@ def _gathered_rows(node: Node) -> _Rows | None:
 def _added_rows(node: Node) -> _Rows | None:
     """The rows of a product that `node` adds to zeros."""
     zeros, indices, values, *accumulate = node.args
-    if accumulate != [True] or len(indices) != 1 or not _is_zero(zeros) or value_of(node).ndim != 2:
+    if accumulate != [True] or len(indices) != 1 or not is_zeros(zeros) or value_of(node).ndim != 2:
         return None
     source, moves = _moves(values)
     if source.target is not aten.mm.default or not _is_wide(source) or value_of(indices[0]).ndim != 1:
@@ -220,10 +220,6 @@ def _leaves_rows(move: Node) -> bool:
 
 def _is_transpose(node: Node) -> bool:
     return node.target is aten.permute.default and node.args[1] == [1, 0]
-
-
-def _is_zero(node: Node) -> bool:
-    return node.target is aten.full.default and bool(node.args[1] == 0)
 
 
 def _is_wide(node: Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from irongrad.graph.nodes import value_of
+from irongrad.graph.nodes import is_zeros, value_of
 from irongrad.passes.rules.patterns import Expression, Rule, family
 from irongrad.passes.rules.views import expand, reshape, shape_of, used_once, view
 
@@ -70,8 +70,7 @@ def square_of_view(x: Node, out: Node) -> Expression:
 
 def adds_to_zeros(x: Node, z: Node, out: Node) -> bool:
     """Whether `z` is zero, and `out` alone reads `x` and the rows added to `z`: then they are added to `x` in place."""
-    is_zero = z.target is aten.full.default and bool(z.args[1] == 0)
-    return is_zero and x.op == "call_function" and all(used_once(n) for n in out.all_input_nodes)
+    return is_zeros(z) and x.op == "call_function" and all(used_once(n) for n in out.all_input_nodes)
 
 
 # Bits of the significand; all integers with fewer bits are exact.
