@@ -18,10 +18,9 @@ from irongrad.pipeline.iree.compile import CompiledModule, compile_module
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.lower.importer import import_functions
 from irongrad.pipeline.package import target_spec
-from irongrad.pipeline.timed_calls import Call, built, calls_of, device_of, fastest
+from irongrad.pipeline.timed_calls import Call, Program, built, calls_of, device_of, fastest
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.manifest import EntryPoint
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.selection import why_not
 from irongrad.targets import Target
@@ -102,19 +101,6 @@ def check_runs_here(targets: Iterable[Target]) -> None:
             raise UserError(f"--tune measures on this machine, and the target {target.name} cannot run here: {reason}")
 
 
-@dataclass(frozen=True)
-class _Module:
-    """A program of functions to measure.
-
-    Attributes:
-        bytecode: the module as MLIR bytecode.
-        entry_points: empty; the functions are called directly.
-    """
-
-    bytecode: bytes
-    entry_points: tuple[EntryPoint, ...] = ()
-
-
 @cache
 def _why_not(target: Target) -> str:
     """Why `target` cannot run on this machine, found with a module that adds two numbers; empty if it can."""
@@ -130,7 +116,7 @@ def _compiled(
     named = {str(i): _function(fn, operands) for i, fn in enumerate(functions)}
     graph = run_passes(StepGraph((), (), {}, {}, functions=named), parse_passes(_CLEAN_UP), [target.backend])
     linalg = import_functions(graph, scratch).modules.linalg
-    return compile_module(_Module(linalg), target, scratch)
+    return compile_module(Program(linalg), target, scratch)
 
 
 def _measured(candidates: Mapping[str, Candidate], operands: Sequence[torch.Tensor], target: Target) -> Measured:

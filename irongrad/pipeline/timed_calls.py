@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import iree.runtime as ireert
@@ -13,6 +14,7 @@ import torch
 from irongrad.analysis.machine import threads
 from irongrad.graph.dtypes import to_numpy
 from irongrad.passes.base import Measured
+from irongrad.runtime.manifest import EntryPoint
 from irongrad.runtime.transfer import to_device
 from irongrad.targets import Target
 
@@ -39,6 +41,19 @@ _PAIRS = 9, 200
 Call = Callable[[], None]
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of functions to measure.
+
+    Attributes:
+        bytecode: the module as MLIR bytecode.
+        entry_points: empty; the functions are called directly.
+    """
+
+    bytecode: bytes
+    entry_points: tuple[EntryPoint, ...] = ()
 
 
 def built(

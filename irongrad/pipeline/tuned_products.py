@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,8 +17,8 @@ from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_mo
 from irongrad.pipeline.iree.portable_module import PortableModule
 from irongrad.pipeline.kept_times import keep, key_of, known
 from irongrad.pipeline.stopwatch import Stopwatch, check_runs_here
-from irongrad.pipeline.timed_calls import Call, built, calls_of, device_of, fastest
-from irongrad.runtime.manifest import ChoiceSpec, EntryPoint
+from irongrad.pipeline.timed_calls import Call, Program, built, calls_of, device_of, fastest
+from irongrad.runtime.manifest import ChoiceSpec
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.targets import Target
 
@@ -108,19 +108,6 @@ def _key(problem: ProductProblem, names: Names, target: Target) -> str:
     return key_of(str(problem), names, target)
 
 
-@dataclass(frozen=True)
-class Products:
-    """A program of products to measure.
-
-    Attributes:
-        bytecode: the module as MLIR bytecode.
-        entry_points: empty; the functions are called directly.
-    """
-
-    bytecode: bytes
-    entry_points: tuple[EntryPoint, ...] = ()
-
-
 def _measured(problems: Mapping[ProductProblem, Names], target: Target) -> dict[ProductProblem, Measured]:
     """The seconds of each form of each product. One module has one form of all products."""
     calls: dict[ProductProblem, dict[str, Call]] = {problem: {} for problem in problems}
@@ -153,11 +140,11 @@ def _operands(problem: ProductProblem) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=_DTYPES[problem.dtype], device="meta") for shape in shapes]
 
 
-def products_of(functions: Mapping[str, ProductProblem]) -> Products:
+def products_of(functions: Mapping[str, ProductProblem]) -> Program:
     """A program with a function for each product, by name; its operands have the layouts of the problem."""
     text = "\n".join(_function(name, problem) for name, problem in functions.items())
     with parsed(f"module @products {{\n{text}\n}}".encode()) as module:
-        return Products(bytecode_of(module))
+        return Program(bytecode_of(module))
 
 
 def _function(name: str, problem: ProductProblem) -> str:

@@ -29,8 +29,8 @@ from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, CompiledMo
 from irongrad.pipeline.package import Artifact
 from irongrad.pipeline.rebuild import rebuild
 from irongrad.pipeline.stopwatch import Stopwatch
-from irongrad.pipeline.timed_calls import Call
-from irongrad.pipeline.tuned_products import Products, choices_of_products, products_of, with_forms
+from irongrad.pipeline.timed_calls import Call, Program
+from irongrad.pipeline.tuned_products import choices_of_products, products_of, with_forms
 from irongrad.pipeline.tuned_step import is_faster, times_of
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.errors import ToolchainError
@@ -99,7 +99,7 @@ def test_every_form_computes_the_product(target: str, tmp_path: Path):
         np.testing.assert_array_equal(getattr(loaded, function)(a, b).to_host(), exact, err_msg=names[one])
 
 
-def _forms(module: Products, target: str, folder: Path) -> Mapping[ProductProblem, Mapping[str, ProductForm | None]]:
+def _forms(module: Program, target: str, folder: Path) -> Mapping[ProductProblem, Mapping[str, ProductForm | None]]:
     source = folder / "step.mlirbc"
     source.write_bytes(module.bytecode)
     compiled_for = parse_target(target)
@@ -147,7 +147,7 @@ def test_a_budget_that_runs_out_measures_the_largest_products(monkeypatch: pytes
 def test_a_form_that_fails_to_compile_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch):
     """Other products of its module are compiled again without it."""
 
-    def compiled(module: Products, target: Target, scratch: Path) -> CompiledModule:
+    def compiled(module: Program, target: Target, scratch: Path) -> CompiledModule:
         if any("128x128" in what and name.startswith("4x") for what, name in target.forms):
             raise ToolchainError("no registers\nin a kernel")
         return compile_module(module, target, scratch)
