@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,9 +19,8 @@ from irongrad.pipeline.oracle import eager_run
 from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, Resting, are_same, key_of, read_golden, write_golden
-from irongrad.runtime.manifest import TensorSpec
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.verification import _train_steps
+from irongrad.runtime.verification import golden_steps
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **inputs: torch.Tensor) -> ig.TrainStep:
@@ -175,15 +172,16 @@ def test_golden_values_keep_the_resting_hyperparameters(tmp_path: Path) -> None:
     assert not are_same(golden, replace(golden, resting=Resting({"lr": 0.0}, ("w",))))
 
 
-def test_many_steps_that_differ_from_single_ones_are_found() -> None:
-    key = key_of("loss", 0)
-    entry = SimpleNamespace(inputs=(), hypers=(), outputs=(TensorSpec("losses", "float64", ("K",)),))
-    manifest = SimpleNamespace(state=())
-    session = SimpleNamespace(call=lambda *_: [np.array([1.5])], state=dict, manifest=manifest, entry=lambda _: entry)
-    golden = Golden(1, "float64", {}, {key: np.array(1.0)}, {key: 0.6})
-    found: list[Any] = []
-    _train_steps({key: np.array(0.8)}, session, golden, found)  # type: ignore[arg-type]
-    assert [c.ratio <= 1 for c in found] == [True, False]
+def test_many_steps_that_differ_from_single_ones_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lies within its bound, on another side of the golden value."""
+    artifact = ig.compile(dense(), tmp_path / "out", entry_points=("train_step", "train_steps"), cache=False)
+    session, key = artifact.load(), key_of("loss", 0)
+    golden = read_golden(artifact.directory / "golden.safetensors")
+    allowed, call = golden.allowed[key], session.call
+    shifted = replace(golden, expected=golden.expected | {key: golden.expected[key] + 0.7 * allowed})
+    monkeypatch.setattr(session, "call", lambda e, i: [a + 1.4 * allowed * (e == "train_steps") for a in call(e, i)])
+    found = {c.entry_point: c.ratio <= 1 for c in golden_steps(session, shifted).comparisons if c.key == key}
+    assert found == {"train_step": True, "train_steps": True, "train_steps, train_step": False}
 
 
 class AtItsEdge(nn.Module):
