@@ -295,10 +295,10 @@ def _compiled(
                 compiling.add_done_callback(lambda _: runs.alone())
                 run.memory = planned()
                 if not reached:
-                    expected: AllExpected = stage("oracle", runs.result)
                     initial = write_state(module, scratch)
-                    if any(is_local(target.device) for target in options.targets):
-                        # As much as the verification needs, on a core that iree-compile leaves idle.
+                    expected: AllExpected = stage("oracle", runs.result)
+                    if not compiling.done() and any(is_local(target.device) for target in options.targets):
+                        # As much as the verification needs, on the core that iree-compile leaves idle.
                         clear_early(initial.stat().st_size + max(run.memory.predicted.values(), default=0))
                 try:
                     record = step_record(wholes, graphs, interfaces, run.records, options.backends)

@@ -100,7 +100,7 @@ class Alternation:
                 inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in step.inputs.items()}
                 found: dict[str, torch.Tensor] = {}
                 first = First(counts[name], calls, scalers[name])
-                train(step, graph, inputs, 1, noise, wide, found.__setitem__, None, PLAIN, first)
+                train(step, graph, inputs, 1, noise, wide, partial(_keep, found), None, PLAIN, first)
                 record(key_of("loss", position), found[key_of("loss", counts[name])])
                 counts[name] += 1
                 calls += graph.accumulate if graph.trains_at_random else 0
@@ -110,6 +110,10 @@ class Alternation:
                 state[DRAWS] = torch.tensor(calls)
             for tensor_name, tensor in state.items():
                 record(key_of("state", len(self.order), tensor_name), tensor)
+
+
+def _keep(found: dict[str, torch.Tensor], key: str, tensor: torch.Tensor) -> None:
+    found[key] = tensor.clone()
 
 
 def _recorded(record: Recorder, check: Callable[[], None], key: str, tensor: torch.Tensor) -> None:

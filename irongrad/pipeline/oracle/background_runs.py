@@ -37,8 +37,8 @@ class Runs:
     """Runs in the background.
 
     Attributes:
-        result: waits for the first runs and returns the expected values.
-        alone: called when no compiler runs beside them any more; huge steps begin then, on all cores.
+        result: waits for the first runs, or makes them if a step is huge, and returns the expected values.
+        alone: called when no compiler runs beside them any more; `result` waits for this if a step is huge.
     """
 
     result: Callable[[], AllExpected]
@@ -67,6 +67,10 @@ def first_runs(
     The stages that run meanwhile leave a core idle. None of them may trace, because `make_fx` patches the modules that
     an eager run calls.
 
+    If a step is huge, its runs wait for the compiler to end, and then take all cores, in the thread of the caller. In
+    another thread, glibc maps every large tensor anew and clears its pages (`irongrad.runtime.memory`): GPT-2 124M
+    takes a fifth longer to compile.
+
     Args:
         parts: each captured step, with the graph that has the names of its values, by name.
         alternation: the steps in turn, if there are several.
@@ -82,14 +86,18 @@ def first_runs(
             raise _AbandonedError
 
     def make() -> AllExpected:
-        if any(is_huge(graph) for _, graph in parts.values()):
-            alone.wait()
-            check()
         found = {name: _of_step(*part, steps, check) for name, part in parts.items()}
         if alternation is not None:
             found[ALTERNATION] = ExpectedAtSizes(Expected(alternation.runs(check)))
         return found
 
+    def make_alone() -> AllExpected:
+        alone.wait()
+        return make()
+
+    if any(is_huge(graph) for _, graph in parts.values()):
+        yield Runs(make_alone, alone.set)
+        return
     with ThreadPoolExecutor(1, "oracle") as beside:
         future = beside.submit(make)
         try:

@@ -204,7 +204,7 @@ def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] 
         if name in parameters:
             if number in (1, 4) and not torch.equal(parameters[name], tensor):
                 moving[name] = None
-            parameters[name] = tensor
+            parameters[name] = tensor.clone()
         if not is_finite(tensor):
             unbounded[name] = None
 

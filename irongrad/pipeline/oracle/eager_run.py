@@ -42,7 +42,7 @@ from irongrad.step.train_step import TrainStep, micro_batches
 
 T = TypeVar("T")
 
-# Takes a loss, gradient, state tensor or prediction, with its golden key. Nothing writes to the tensor afterwards.
+# Takes a loss, gradient, state tensor or prediction, with its golden key. Later steps may write to the tensor.
 Recorder = Callable[[str, torch.Tensor], None]
 
 # The elements of a state of which one copy in float64 takes half a gigabyte.
@@ -219,7 +219,7 @@ def train(
         _fill_gradients(module, graph)
         _record_losses(losses, beside, number, record)
         for name, gradient in _gradients(module, graph).items():
-            record(key_of("gradient", number, name), gradient.clone())
+            record(key_of("gradient", number, name), gradient)
         with noise, wide() if step.scaler is None else nullcontext():
             scaler.unscale()
             _clip(step)
@@ -228,7 +228,7 @@ def train(
                 if after.is_due(int(graph.tensor(STEPS).initial) + number + 1):
                     after.run(step.model, {}, step.modules.values())
         for name, tensor in (eager_state(module, step, graph, number + 1) | scaler.state()).items():
-            record(key_of("state", number + 1, name), tensor.detach().clone())
+            record(key_of("state", number + 1, name), tensor.detach())
     return scaler.skips
 
 
@@ -337,14 +337,14 @@ def _record_inference(
         loss, values = evaluated(lambda: run(module.named, captured.step.inputs))
         record(key_of("eval", 0), loss)
         for name, value in values.items():
-            record(key_of("eval", 0, name), value.clone())
+            record(key_of("eval", 0, name), value)
     if (predict := captured.inference.get("predict")) is not None:
         probe = PredictModule(module, predict.inputs)
         outputs = evaluated(lambda: run(probe.named, predict.inputs))
         for name in predict.outputs:
-            record(key_of("predict", 0, name), outputs[name].clone())
+            record(key_of("predict", 0, name), outputs[name])
     for entry in (n for n in captured.step.own_entries if n in captured.inference):
         made, own = captured.inference[entry], EntryModule(module, entry, captured.step.own_entries[entry])
         outputs = evaluated(partial(run, own.named, made.inputs))
         for name in made.outputs:
-            record(key_of(entry, 0, name), outputs[name].clone())
+            record(key_of(entry, 0, name), outputs[name])

@@ -37,15 +37,17 @@ class Values:
     Attributes:
         arrays: by golden key, as float64.
         keeps: whether the value of a golden key is kept; one that is NaN or infinite is in any case.
+        is_left: whether nothing writes to the tensor of a golden key after it is recorded, so that no copy is needed.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     keeps: Callable[[str], bool] = lambda key: True
+    is_left: Callable[[str], bool] = lambda key: False
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
-        """Keep `tensor`; nothing may write to it afterwards."""
+        """Keep `tensor`, or a copy of it."""
         if self.keeps(key) or not is_finite(tensor):
-            self.arrays[key] = tensor.detach().cpu().to(torch.float64).numpy()
+            self.arrays[key] = tensor.detach().cpu().to(torch.float64, copy=not self.is_left(key)).numpy()
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def golden_runs(
     step = captured.step
     elements = elements_of(graph)
     steps = steps if elements <= LARGE else min(steps, MOST_LARGE_STEPS)
-    exact, oracle = Values(keeps=keeps or partial(_is_left, graph, steps)), "float64"
+    # A run computes in memory of its own (`borrowed`), so the state that its last step leaves is nobody else's.
+    exact = Values(keeps=keeps or partial(_is_kept, graph, steps), is_left=partial(_is_last_state, steps))
+    oracle = "float64"
     checked = partial(_checked, check)
     # Gradients overflow in the step's own dtypes, so a run in these decides which updates are skipped.
     skips = None
@@ -143,10 +147,14 @@ def golden_runs(
         yield Golden(steps, oracle, inputs, exact.arrays, allowed, variant.hypers)
 
 
-def _is_left(graph: StepGraph, steps: int, key: str) -> bool:
+def _is_kept(graph: StepGraph, steps: int, key: str) -> bool:
     """Whether a value is kept: of a huge step, the state between training steps is not, whose errors the last shows."""
+    return not key.startswith("state/") or _is_last_state(steps, key) or not is_huge(graph)
+
+
+def _is_last_state(steps: int, key: str) -> bool:
     kind, number, _ = key.split("/", 2)
-    return kind != "state" or int(number) == steps or not is_huge(graph)
+    return kind == "state" and int(number) == steps
 
 
 def _checked(check: Callable[[], None], record: Recorder) -> Recorder:
