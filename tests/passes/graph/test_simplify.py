@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from torch.fx import Interpreter
 
 from irongrad.passes.graph.simplify import Simplify
+from irongrad.passes.manager import run_passes
+from irongrad.passes.pipelines import passes_at
 from irongrad.passes.rules import RULES, apply_rules, arithmetic
 from irongrad.passes.rules.patterns import Rule
+from irongrad.pipeline.driver import step_graph
+from irongrad.step.train_step import TrainStep
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -236,6 +240,41 @@ def _added_rows(s):
     return fn, [x, index, values]
 
 
+def _one_hot(index, valid, value, classes=12):
+    """Slopes at the class of each row, of which some are out of range."""
+    places = aten.view.default(aten.arange.start_step(0, classes), [1, classes])
+    chosen = aten.bitwise_and.Tensor(aten.eq.Tensor(index, places), valid)
+    return aten.where.self(chosen, value, aten.full.default([], 0.0))
+
+
+def _in_chunks(x, rows):
+    """The sums of rows of 12 in chunks of 4, and of the chunks and a padding in chunks of 2."""
+    chunks = aten.sum.dim_IntList(aten.view.default(x, [rows, 3, 4]), [2])
+    padded = aten.view.default(aten.constant_pad_nd.default(chunks, [0, 1]), [rows, 2, 2])
+    return aten.sum.dim_IntList(aten.sum.dim_IntList(padded, [2]), [1])
+
+
+def _sum_of_one_hot(s):
+    rows = s.one_of(1, 5)
+    index = torch.tensor(s.draw(st.lists(st.integers(-2, 13), min_size=rows, max_size=rows))).unsqueeze(1)
+    valid, value = s.tensor([rows, 1], INTEGERS) > 1, s.tensor(s.one_of([], [1], [rows, 1]), (torch.float32,))
+    total = s.one_of(
+        lambda x: _in_chunks(x, rows),
+        lambda x: aten.sum.dim_IntList(x, [1], True),
+        lambda x: aten.sum.dim_IntList(x, [-1]),
+    )
+    return lambda *of: total(_one_hot(*of)), [index, valid, value]
+
+
+def _gathered_difference(s):
+    dtype = s.one_of(*FLOATS)
+    of_rows, places = s.one_of(([5, 1], [5, 2]), ([5, 1], [5, 1]))
+    index = torch.randint(0, 9, places, generator=torch.Generator().manual_seed(s.one_of(0, 1)))
+    d = s.one_of(1, -1)
+    fn = lambda x, b, i: aten.gather.default(aten.sub.Tensor(x, b), d, i)  # noqa: E731
+    return fn, [s.tensor([5, 9], (dtype,)), s.tensor(of_rows, (dtype,)), index]
+
+
 PROOFS = {
     "copy": lambda s: (s.one_of(aten.clone.default, aten.alias.default, aten.detach.default), [s.tensor()]),
     "x * 1": lambda s: (s.one_of(lambda x: aten.mul.Tensor(x, 1), lambda x: aten.mul.Scalar(x, 1),
@@ -281,6 +320,8 @@ PROOFS = {
     "concatenation of one": lambda s: (lambda x: aten.cat.default([x], s.one_of(0, -1)), [s.tensor(s.shape(1))]),
     "write rows in order": _written_rows,
     "batch of one product": _product,
+    "sum of a one-hot row": _sum_of_one_hot,
+    "gather of x - rows": _gathered_difference,
 }  # fmt: skip
 
 
@@ -400,6 +441,36 @@ def test_other_sums_with_rows_stay(apply, fn):
     assert "x + rows added to zeros" not in apply(Simplify(), fn, *inputs).stats
     alone = apply(Simplify(), lambda x, i, v: x.sin() + _rows_in(0.0, i, v), *inputs)
     assert alone.stats["x + rows added to zeros"] == 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda i, m, v: aten.sum.dim_IntList(_one_hot(i, m, v), [0]),
+        lambda i, m, v: aten.sum.dim_IntList(_one_hot(i, m, v), [0, 1]),
+        lambda i, m, v: aten.sum.dim_IntList(aten.constant_pad_nd.default(_one_hot(i, m, v), [0, 1], 2.0), [1]),
+        lambda i, m, v: aten.sum.dim_IntList(aten.view.default(_one_hot(i, m, v), [24, 3]), [1]),
+        lambda i, m, v: aten.sum.dim_IntList(_one_hot(i, m, v.expand(6, 12).sin()), [1]),
+        lambda i, m, v: aten.sum.dim_IntList(_one_hot(i + torch.arange(12), m, v), [1]),
+    ],
+)
+def test_other_sums_of_one_hot_values_stay(apply, fn):
+    index, valid = torch.arange(6).unsqueeze(1), torch.ones(6, 1, dtype=torch.bool)
+    assert "sum of a one-hot row" not in apply(Simplify(), fn, index, valid, torch.randn(6, 1)).stats
+
+
+def test_a_cross_entropy_makes_few_matrices_of_classes():
+    """Whatever their number: 2903 is a prime. The loss reads logits, and no sum reads the one-hot slopes."""
+    model = torch.nn.Linear(4, 2903, bias=False)
+    inputs = {"x": torch.randn(6, 4), "y": torch.arange(6) * 500}
+    step = TrainStep(model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters()), inputs)
+    graph = run_passes(step_graph(step), passes_at(2)).functions["joint"].graph.graph
+    matrices = [n.target for n in graph.nodes if n.op == "call_function" and n.meta["val"].shape == (6, 2903)]
+    assert matrices.count(aten.where.self) == 1
+    (slopes,) = (n for n in graph.nodes if n.target is aten.where.self and n.meta["val"].shape == (6, 2903))
+    assert [user.target for user in slopes.users] == [aten.sub.Tensor]
+    (gathered,) = (n for n in graph.nodes if n.target is aten.gather.default)
+    assert gathered.args[0].target is aten.mm.default
 
 
 def test_a_sum_that_another_user_needs_is_not_computed_twice(apply):
