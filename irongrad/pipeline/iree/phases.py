@@ -47,6 +47,7 @@ from irongrad.passes.module.separate_branch_operands import SeparateBranchOperan
 from irongrad.passes.module.share_kernels import ShareKernels
 from irongrad.passes.module.specialise_kernels import SpecialiseKernels
 from irongrad.passes.module.state_in_place import StateInPlace
+from irongrad.passes.module.tile_sums import TileSums
 from irongrad.passes.module.update_early import UpdateEarly
 from irongrad.passes.module.use_microkernels import UseMicrokernels
 from irongrad.passes.module_pass import ModuleContext, ModulePass
@@ -97,6 +98,7 @@ FLOW = Phase(
         KeepState,
         EvenLoops,
         LoadWhereRead,
+        TileSums,
     ),
 )
 RESOURCES = Phase(
