@@ -20,6 +20,10 @@ is_place = family(aten.eq.Tensor)
 at_least = family(aten.ge.Scalar)
 below = family(aten.lt.Scalar)
 
+# The longest row that IREE takes through a whole softmax in one kernel, as it adds it in one chain. The difference is not
+# written to memory then, and a gather from its operand would be one more kernel.
+_LONG = 256
+
 # A value at the class of each row, and zeros elsewhere: the gradient of a loss (operators/decompositions/loss.py).
 _PLACES = is_place(Variable("index"), reshape(Variable("places"), ...))
 _ONE_HOT = where(both(_PLACES, Variable("valid")), Variable("value"), Variable("zero"))
@@ -65,11 +69,12 @@ def value_at_class(out: Node) -> Expression:
 
 
 def reads_little(b: Any, d: int, i: Node, out: Node) -> bool:
-    """Whether `b` has one number for each row along `d`, and few elements are gathered from each row."""
+    """Whether `b` has one number for each row along `d`, and few elements are gathered from each long row."""
     of_rows = shape_of(i)
     of_rows[d] = 1
-    (first, *_) = out.all_input_nodes
-    return isinstance(b, Node) and shape_of(b) == of_rows and 4 * math.prod(shape_of(i)) <= value_of(first).numel()
+    (difference, *_) = out.all_input_nodes
+    is_long = shape_of(difference)[d] > _LONG and 4 * math.prod(shape_of(i)) <= value_of(difference).numel()
+    return isinstance(b, Node) and shape_of(b) == of_rows and is_long
 
 
 RULES = (
