@@ -20,8 +20,8 @@ is_place = family(aten.eq.Tensor)
 at_least = family(aten.ge.Scalar)
 below = family(aten.lt.Scalar)
 
-# The longest row that IREE takes through a whole softmax in one kernel, as it adds it in one chain. The difference is not
-# written to memory then, and a gather from its operand would be one more kernel.
+# The longest row that IREE takes through a whole softmax in one kernel, as it adds it in one chain. It does not write
+# the difference to memory there, and a gather from its operand would be one more kernel.
 _LONG = 256
 
 # A value at the class of each row, and zeros elsewhere: the gradient of a loss (operators/decompositions/loss.py).
