@@ -1,9 +1,9 @@
 """Choose the tiles of sums in chunks where IREE would compute one chunk after the other.
 
-IREE 3.13.0 divides the work of a reduction over tiles whose size divides the dimension before the reduced one, and
-computes as many results at once (KernelDispatch.cpp). If that dimension is long and no small number of at least
-`_FEW` divides it, such as 1,733 chunks of the 50,257 exponentials of a row of GPT-2's logits, it computes one result
-after the other: four times as long (docs/dev/measurements/2026-11-28-xeon.md).
+IREE 3.13.0 divides the results of a reduction into tiles, and computes several results of a tile at once. The size of a
+tile divides the last dimension of the results (KernelDispatch.cpp). GPT-2's logits have rows of 50,257, whose
+exponentials are summed in 1,733 chunks. No small number divides 1,733, so IREE computes one chunk after the other. That
+takes four times as long (docs/dev/measurements/2026-11-28-xeon.md).
 tests/passes/module/test_tile_sums.py tells when IREE chooses better itself.
 """
 
@@ -64,13 +64,13 @@ class TileSums(ModulePass):
             return PassResult(False)
         kernels = [op for op in inside(module.operation) if op.name == "func.func"]
         sums = [found for kernel in kernels if (found := _sum_of(kernel)) is not None]
-        for operation in sums:
-            operation.attributes["compilation_info"] = ir.Attribute.parse(_INFO.format(*map(list, _tiles(operation))))
+        for operation, sizes in sums:
+            operation.attributes["compilation_info"] = ir.Attribute.parse(_INFO.format(*_tiles(sizes)))
         return PassResult(bool(sums), {"sums": len(sums)})
 
 
-def _sum_of(kernel: Any) -> Any | None:
-    """The sum that a kernel computes, if IREE would compute it result by result; None otherwise."""
+def _sum_of(kernel: Any) -> tuple[Any, list[int]] | None:
+    """The sum that a kernel computes, and its sizes, if IREE would compute it result by result; None otherwise."""
     operations = [op for block in kernel.regions[0].blocks for op in (o.operation for o in block)]
     computed = [op for op in operations if op.name not in _BESIDE and ".dispatch.tensor." not in op.name]
     if len(computed) != 1 or computed[0].name != GENERIC:
@@ -79,7 +79,7 @@ def _sum_of(kernel: Any) -> Any | None:
     sizes = _sizes(found)
     if len(sizes) < 2 or sizes[-2] <= _WIDE or any(sizes[-2] % d == 0 for d in range(_FEW, _WIDE + 1)):
         return None
-    return found
+    return found, sizes
 
 
 def _sizes(operation: Any) -> list[int]:
@@ -89,22 +89,19 @@ def _sizes(operation: Any) -> list[int]:
     body = [op.operation.name for op in operation.regions[0].blocks[0]]
     if not all(of_last) or body[-2:] != ["arith.addf", "linalg.yield"] or len(operation.results) != 1:
         return []
-    d = [ir.AffineDimExpr.get(i, operation.context) for i in range(len(kinds))]
-    whole = ir.AffineMap.get(len(kinds), 0, d, operation.context)
+    whole = ir.AffineMap.get_identity(len(kinds), operation.context)
     maps = [m.value for m in operation.attributes["indexing_maps"]]
     read = [value.type for value, of in zip(inputs_of(operation), maps, strict=False) if of == whole]
     known = [kind for kind in read if kind.has_static_shape and str(kind.element_type) == "f32"]
     return list(known[0].shape) if known else []
 
 
-def _tiles(operation: Any) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """How many results one piece of work has in each dimension, how many are computed at once, and of how many."""
-    *outer, _, chunk = _sizes(operation)
-    ones = [1] * len(outer)
-    rows = max(1, min(_ROWS, _PIECE // (_WIDE * chunk)))
-    pieces = [*ones[:-1], min(rows, outer[-1]), _WIDE] if outer else [_WIDE]
-    at_once = math.ceil(chunk / _VECTOR) * _VECTOR if chunk <= _SHORT else _VECTOR
-    return [*pieces, 0], [*ones, _AT_ONCE, 0], [*(0 for _ in ones), 0, at_once]
+def _tiles(sizes: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """How many results a piece of work has along each dimension, and how many of how many terms it adds at once."""
+    *outer, _, chunk = sizes
+    ones, rows = [1] * len(outer), [min(n, _ROWS, max(1, _PIECE // (_WIDE * chunk))) for n in outer[-1:]]
+    summands = math.ceil(chunk / _VECTOR) * _VECTOR if chunk <= _SHORT else _VECTOR
+    return [*ones[1:], *rows, _WIDE, 0], [*ones, _AT_ONCE, 0], [0] * (len(sizes) - 1) + [summands]
 
 
 PASS = TileSums

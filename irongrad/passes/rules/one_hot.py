@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from irongrad.graph.nodes import is_zeros, value_of
+from irongrad.operators.decompositions.reductions import LONGEST_CHAIN
 from irongrad.passes.rules.arithmetic import both, sub, where
 from irongrad.passes.rules.patterns import Bindings, Expression, Rule, Variable, family, match
 from irongrad.passes.rules.views import counts_up, pad, reshape, shape_of, sum_, view
@@ -19,10 +20,6 @@ gather = family(aten.gather.default)
 is_place = family(aten.eq.Tensor)
 at_least = family(aten.ge.Scalar)
 below = family(aten.lt.Scalar)
-
-# The longest row that IREE takes through a whole softmax in one kernel, as it adds it in one chain. It does not write
-# the difference to memory there, and a gather from its operand would be one more kernel.
-_LONG = 256
 
 # A value at the class of each row, and zeros elsewhere: the gradient of a loss (operators/decompositions/loss.py).
 _PLACES = is_place(Variable("index"), reshape(Variable("places"), ...))
@@ -36,8 +33,8 @@ def one_hot_under(total: Node) -> Bindings | None:
     """
     rows, node = value_of(total).numel(), total
     while node.target in (*sum_.operators, *view.operators, *pad.operators):
-        of_rows = shape_of(node)[:1] == [rows] and shape_of(node.args[0])[:1] == [rows]
-        if not of_rows or (node.target in pad.operators and not _pads_rows(node)):
+        keeps_rows = shape_of(node)[:1] == [rows] and shape_of(node.args[0])[:1] == [rows]
+        if not keeps_rows or (node.target in pad.operators and not _pads_rows(node)):
             return None
         node = node.args[0]
     bound = match(_ONE_HOT, node, {})
@@ -73,7 +70,9 @@ def reads_little(b: Any, d: int, i: Node, out: Node) -> bool:
     of_rows = shape_of(i)
     of_rows[d] = 1
     (difference, *_) = out.all_input_nodes
-    is_long = shape_of(difference)[d] > _LONG and 4 * math.prod(shape_of(i)) <= value_of(difference).numel()
+    # IREE takes a row that it adds in one chain through a whole softmax in one kernel. It does not write the difference
+    # to memory there, and a gather from its operand would be one more kernel.
+    is_long = shape_of(difference)[d] > LONGEST_CHAIN and 4 * math.prod(shape_of(i)) <= value_of(difference).numel()
     return isinstance(b, Node) and shape_of(b) == of_rows and is_long
 
 

@@ -254,10 +254,9 @@ def _forward(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss and the values beside it; for a step in pieces, record the model's outputs."""
     loss, named = module.named(*values)
-    copies = {name: tensor.clone() for name, tensor in named.items()}  # an output may be a parameter, which changes
     if not isinstance(module, PiecesModule):
-        return loss, copies
-    for name, tensor in copies.items():
+        return loss, {name: tensor.clone() for name, tensor in named.items()}  # one may be a parameter, which changes
+    for name, tensor in named.items():
         record(key_of("forward", step, name), tensor)
     return loss, {}
 

@@ -47,7 +47,7 @@ class Values:
     def record(self, key: str, tensor: torch.Tensor) -> None:
         """Keep `tensor`, or a copy of it."""
         if self.keeps(key) or not is_finite(tensor):
-            self.arrays[key] = tensor.detach().cpu().to(torch.float64, copy=not self.is_left(key)).numpy()
+            self.arrays[key] = to_numpy(tensor.detach().to(torch.float64, copy=not self.is_left(key)))
 
 
 @dataclass(frozen=True)

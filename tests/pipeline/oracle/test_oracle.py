@@ -153,6 +153,25 @@ def test_training_has_noise_where_evaluation_refuses_it() -> None:
     assert golden.allowed["gradient/0/weight"] > 2 * plain.allowed("gradient/0/weight")
 
 
+@pytest.mark.parametrize("is_left", [False, True])
+def test_values_are_kept_of_any_tensor(is_left: bool) -> None:
+    """Neither autograd's zeros nor a view of negated numbers has memory of its own that numpy could read."""
+    values = oracle.Values(is_left=lambda key: is_left)
+    values.record("zeros", torch._efficientzerotensor((3,), dtype=torch.float64))
+    values.record("negated", torch._neg_view(torch.ones(2, dtype=torch.float64)))
+    assert values.arrays["zeros"].tolist() == [0.0, 0.0, 0.0]
+    assert values.arrays["negated"].tolist() == [-1.0, -1.0]
+
+
+def test_what_a_later_step_may_change_is_copied() -> None:
+    values, weight = oracle.Values(is_left=lambda key: key == "last"), torch.ones(2, dtype=torch.float64)
+    values.record("first", weight)
+    values.record("last", weight)
+    weight += 1
+    assert values.arrays["first"].tolist() == [1.0, 1.0]
+    assert np.shares_memory(values.arrays["last"], weight.numpy())
+
+
 def test_noise_may_move_values_out_of_the_domain_of_an_operator() -> None:
     """Noise moves probabilities and targets above 1, which binary cross-entropy refuses."""
 
