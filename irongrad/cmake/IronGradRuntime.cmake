@@ -67,6 +67,8 @@ function(_irongrad_add_iree source)
                     ERROR_ON_MISSING_SUBMODULES)
     set(IREE_${option} OFF CACHE BOOL "")
   endforeach()
+  # With this loader, every device that opens disturbs the calls of other threads (irongrad/runtime/vm_instance.py).
+  set(IREE_HAL_EXECUTABLE_LOADER_VMVX_MODULE OFF CACHE BOOL "")
   foreach(driver IN ITEMS LOCAL_SYNC LOCAL_TASK)
     set(IREE_HAL_DRIVER_${driver} ON CACHE BOOL "")
   endforeach()

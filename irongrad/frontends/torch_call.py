@@ -20,6 +20,7 @@ from irongrad.runtime.manifest import SCOPE
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.status import reason
+from irongrad.runtime.vm_instance import VM_INSTANCE, open_device
 
 # In bytes. IREE 3.13.0 only imports host memory that begins at a multiple of this (runtime/src/iree/hal/buffer_heap.c).
 ALIGNMENT = 64
@@ -108,7 +109,7 @@ def _runtime() -> tuple[Any, Any]:
     keep_freed_memory()
     give_workers_stack()
     atexit.register(_release)
-    return ireert.VmInstance(), ireert.get_device("local-task")
+    return VM_INSTANCE, open_device("local-task")
 
 
 def _release() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -26,9 +27,11 @@ class OnDevice(Protocol):
 
     Attributes:
         driver: the device's driver.
+        lock: held during a call.
     """
 
     driver: str
+    lock: threading.RLock
 
     def held_objects(self) -> tuple[Any, ...]:
         """Return the objects of IREE that it holds."""
@@ -45,6 +48,11 @@ _of_ancestors: set[str] = set()
 def register(opened: OnDevice) -> None:
     """Remember an object that holds a device, for the children of this process."""
     _open.add(opened)
+
+
+def opened() -> list[OnDevice]:
+    """Return the objects of this process that hold a device."""
+    return list(_open)
 
 
 def survives(driver: str) -> bool:

@@ -15,13 +15,14 @@ import numpy as np
 from irongrad.runtime import forks
 from irongrad.runtime.arguments import as_array, as_input
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.devices import driver_of, is_local, without_launcher
+from irongrad.runtime.devices import driver_of, is_local
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import BASE_SCOPE, SCOPE, EntryPoint, TensorSpec
 from irongrad.runtime.memory import prefer_large_pages
 from irongrad.runtime.ranks.exchange import Exchange
 from irongrad.runtime.status import reason
 from irongrad.runtime.transfer import to_device, to_host
+from irongrad.runtime.vm_instance import VM_INSTANCE, open_device
 
 # IREE tells the format of a parameter file by the end of its name; a checkpoint may have any name.
 _IRPA, _SAFETENSORS = "irpa", "safetensors"
@@ -89,8 +90,7 @@ class LoadedModule:
 
     def _opened(self, *, cache: bool = True) -> Any:
         try:
-            with without_launcher():
-                return ireert.get_device(self._uri, cache=cache)
+            return open_device(self._uri, cache=cache)
         except Exception as error:
             known = ", ".join(ireert.query_available_drivers())
             raise ArtifactError(
@@ -100,8 +100,7 @@ class LoadedModule:
     def _load_on(self, device: Any, name: Path, code: bytes, states: Sequence[Path]) -> Any:
         if self.is_local:
             prefer_large_pages(self._size)
-        instance = ireert.VmInstance()
-        index = ireert.ParameterIndex()
+        instance, index = VM_INSTANCE, ireert.ParameterIndex()
         try:
             # Read the state: a mapped file would stay in memory as well.
             for state in states:

@@ -481,18 +481,18 @@ def test_frozen_tensors_stay_out_of_the_trainable_state(has_base, driver, batche
         assert (status, "was trained on another base" in said) == (ARTIFACT_ERROR, True)
 
 
-def test_two_sessions_train_at_once_and_threads_share_one(programs, mlp_artifact, batches, tmp_path):
+def test_two_sessions_train_while_others_are_opened_and_threads_share_one(programs, mlp_artifact, batches, tmp_path):
     batch = batches[0]
     for name in ("x", "y"):
         batch[name].tofile(tmp_path / name)
-    command = [programs / "threads", mlp_artifact, tmp_path / "x", tmp_path / "y", "50"]
+    command = [programs / "threads", mlp_artifact, tmp_path / "x", tmp_path / "y", "1000"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     *losses, shared = result.stdout.splitlines()
     python = Session(mlp_artifact)
-    expected = [float(python.train_step(**batch, lr=0.01)) for _ in range(50)]
+    expected = [float(python.train_step(**batch, lr=0.01)) for _ in range(1000)]
     assert [[float.fromhex(loss) for loss in line.split()] for line in losses] == [expected, expected]
-    assert shared == "100"
+    assert shared == "2000"
 
 
 def read_batches(path: Path) -> list[dict[str, np.ndarray]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import iree.runtime as ireert
@@ -67,6 +68,40 @@ def test_repeated_values_still_race_in_buffers_of_their_own(tmp_path):
     write_archive(tmp_path / "state.irpa", PARAMETERS)
     assert uncommitted(compiled(tmp_path), tmp_path / "state.irpa") > 0
     assert uncommitted(compiled(tmp_path, GATHERED), tmp_path / "state.irpa") == 0
+
+
+BESIDE_A_CALL = """
+import sys, threading, time
+import iree.runtime as ireert
+import numpy as np
+from irongrad.runtime import load
+
+def instances():
+    while True:
+        for _ in range(20):
+            ireert.VmInstance()
+        time.sleep(0)
+
+session = load(sys.argv[1], device="local-sync")
+batch = {"x": np.zeros((6, 8), np.float32), "y": np.zeros(6, np.int64)}
+session.train_step(**batch)
+threading.Thread(target=instances, daemon=True).start()
+for _ in range(2000):
+    try:
+        session.train_step(**batch)
+    except Exception:
+        raise SystemExit(3)
+"""
+
+
+def test_a_new_instance_still_disturbs_the_calls_of_other_threads(mlp_artifact):
+    """When this fails, `irongrad.runtime.vm_instance` is no longer needed. Some calls raise, others never return."""
+    command = [sys.executable, "-c", BESIDE_A_CALL, str(mlp_artifact)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return
+    assert result.returncode == 3
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,11 @@ def run_threads(works: list[Callable[[], None]]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def stacked(batch: Batch, steps: int) -> Batch:
+    """The same batch for each of many steps."""
+    return {name: np.stack([array] * steps) for name, array in batch.items()}
 
 
 def mixed_calls(directory: Path, device: str, batch: Batch, calls: int) -> None:
@@ -93,14 +100,60 @@ def test_sessions_of_their_own_do_not_disturb_each_other(mlp_artifact, batches, 
     assert found == expected * 8
 
 
+@pytest.mark.parametrize("device", ["local-task", "local-sync"])
+def test_a_session_trains_while_others_are_opened(mlp_artifact, batches, device):
+    """Each of IREE's instances would disturb the calls of other threads (`irongrad.runtime.vm_instance`)."""
+    ended = threading.Event()
+    losses: list[float] = []
+
+    def train() -> None:
+        session = Session(mlp_artifact, device=device)
+        losses.extend(session.train_step(**batches[0]) for _ in range(2000))
+        ended.set()
+
+    def open_and_close() -> None:
+        while not ended.is_set():
+            Session(mlp_artifact, device=device).close()
+
+    run_threads([train, open_and_close])
+    assert losses == [float(loss) for loss in Session(mlp_artifact).train_steps(**stacked(batches[0], 2000))]
+
+
+OPENED_BESIDE_A_CALL = """
+import sys, threading, time
+import numpy as np
+from irongrad.runtime import load, vm_instance
+
+session = load(sys.argv[1], device="local-sync")
+batches = {name: np.stack([a] * 3000) for name, a in np.load(sys.argv[2]).items()}
+ended, training = [], threading.Thread(target=lambda: ended.append(len(session.train_steps(**batches))))
+training.start()
+while session._module.lock.acquire(blocking=False):
+    session._module.lock.release()
+    time.sleep(0.001)
+made = vm_instance.ireert.get_driver
+vm_instance.ireert.get_driver = lambda name: (print("in a call:", not session._module.lock._is_owned()), made(name))[1]
+load(sys.argv[1], device="local-task")
+training.join()
+print(ended)
+"""
+
+
+def test_a_driver_is_made_between_the_calls_of_a_session(mlp_artifact, batches, tmp_path):
+    """A process of its own: drivers are made once."""
+    np.savez(tmp_path / "batch.npz", **batches[0])
+    command = [sys.executable, "-c", OPENED_BESIDE_A_CALL, str(mlp_artifact), str(tmp_path / "batch.npz")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.stdout, result.stderr) == ("in a call: False\nin a call: False\n[3000]\n", "")
+
+
 def test_close_waits_for_a_call(mlp_artifact, batches):
     session = Session(mlp_artifact)
-    stacked = {n: np.stack([batches[0][n]] * 3000) for n in batches[0]}
     begun = threading.Event()
 
     def train() -> None:
         begun.set()
-        assert len(session.train_steps(**stacked)) == 3000
+        assert len(session.train_steps(**stacked(batches[0], 3000))) == 3000
 
     def close() -> None:
         begun.wait()

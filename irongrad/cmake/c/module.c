@@ -23,11 +23,21 @@ static const char initial_state[] = "state.irpa";
 
 struct ig_module {
   ig_bytes code; /* IREE reads it as long as the session lives */
-  iree_runtime_instance_t *instance;
   iree_runtime_session_t *session;
 };
 
 static bool ready, keeps_64_bits;
+
+/* All modules share one instance: making another would disturb the calls of other threads
+ * (irongrad/runtime/vm_instance.py). */
+static iree_runtime_instance_t *instance;
+
+static iree_status_t make_instance(void) {
+  iree_runtime_instance_options_t options;
+  iree_runtime_instance_options_initialize(&options);
+  options.driver_registry = iree_hal_driver_registry_default();
+  return iree_runtime_instance_create(&options, iree_allocator_system(), &instance);
+}
 
 /* IREE gives the workers of local-task 128 KiB of stack; a kernel may need more (irongrad/runtime/stacks.py). */
 static void prepare(void) {
@@ -38,6 +48,7 @@ static void prepare(void) {
           iree_status_is_ok(iree_hal_register_all_available_drivers(iree_hal_driver_registry_default()));
   iree_cpu_initialize(iree_allocator_system());
   keeps_64_bits = ig_interpreter_keeps_64_bits();
+  ready = ready && iree_status_is_ok(make_instance());
 }
 
 static bool is_local(const char *device) {
@@ -154,7 +165,7 @@ static iree_status_t append_parameters(ig_module *module, const char *state, con
   iree_status_t status = make_provider("state", state, &providers[0]);
   if (iree_status_is_ok(status)) status = make_provider("base", base, &providers[1]);
   if (iree_status_is_ok(status)) {
-    status = iree_io_parameters_module_create(iree_runtime_instance_vm_instance(module->instance), 2, providers,
+    status = iree_io_parameters_module_create(iree_runtime_instance_vm_instance(instance), 2, providers,
                                               iree_allocator_system(), &parameters);
   }
   if (iree_status_is_ok(status)) status = iree_runtime_session_append_module(module->session, parameters);
@@ -165,17 +176,13 @@ static iree_status_t append_parameters(ig_module *module, const char *state, con
 
 static iree_status_t start(ig_module *module, const char *device_name, const char *state, const char *base) {
   const iree_allocator_t allocator = iree_allocator_system();
-  iree_runtime_instance_options_t instance_options;
   iree_runtime_session_options_t session_options;
   iree_hal_device_t *device = NULL;
-  iree_runtime_instance_options_initialize(&instance_options);
-  instance_options.driver_registry = iree_hal_driver_registry_default();
   iree_runtime_session_options_initialize(&session_options);
-  IREE_RETURN_IF_ERROR(iree_runtime_instance_create(&instance_options, allocator, &module->instance));
-  IREE_RETURN_IF_ERROR(iree_runtime_instance_try_create_default_device(
-      module->instance, iree_make_cstring_view(device_name), &device));
-  iree_status_t status = iree_runtime_session_create_with_device(module->instance, &session_options, device, allocator,
-                                                                 &module->session);
+  IREE_RETURN_IF_ERROR(
+      iree_runtime_instance_try_create_default_device(instance, iree_make_cstring_view(device_name), &device));
+  iree_status_t status =
+      iree_runtime_session_create_with_device(instance, &session_options, device, allocator, &module->session);
   iree_hal_device_release(device);
   IREE_RETURN_IF_ERROR(status);
   IREE_RETURN_IF_ERROR(append_parameters(module, state, base));
@@ -211,7 +218,7 @@ static irongrad_status load(const char *directory, const ig_manifest *manifest, 
   char *state = NULL, *base = NULL;
   char reason[1024];
   pthread_once(&once, prepare);
-  if (!ready) return ig_fail(IRONGRAD_ARTIFACT_ERROR, "IREE's drivers cannot be registered");
+  if (!ready) return ig_fail(IRONGRAD_ARTIFACT_ERROR, "IREE cannot start: its drivers or its instance cannot be made");
   if (!keeps_64_bits) {
     return ig_fail(IRONGRAD_ARTIFACT_ERROR, "this build of IREE loses the upper half of 64-bit values in calls "
                    "(iree-org/iree#24929), so every step would be wrong. Build the library with IREE 3.13.0 or later");
@@ -254,7 +261,6 @@ irongrad_status ig_module_load(const char *directory, const ig_manifest *manifes
 void ig_module_free(ig_module *module) {
   if (!module) return;
   iree_runtime_session_release(module->session);
-  iree_runtime_instance_release(module->instance);
   free(module->code.data);
   free(module);
 }

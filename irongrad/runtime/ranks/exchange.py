@@ -281,7 +281,7 @@ class Exchange:
     # --- the module's side ----------------------------------------------------------------------------------------
 
     def module(self, device: Any) -> Any:
-        """Make the module `comm` for a context on `device`; a VmInstance must exist."""
+        """Make the module `comm` for a context on `device`."""
         exchange = self
 
         class Methods:

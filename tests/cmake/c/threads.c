@@ -1,7 +1,8 @@
 /* Train in threads: threads ARTIFACT X Y STEPS
  *
- * Two sessions train at once, each in a thread of its own, and then two threads share a third session. Prints the
- * losses of the first two, and how many steps the third has made. X is float32 [6, 8], and Y is int64 [6].
+ * Two sessions train at once, each in a thread of its own, while a thread opens and closes others; and then two threads
+ * share a third session. Prints the losses of the first two, and how many steps the third has made. X is float32 [6, 8],
+ * and Y is int64 [6].
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -50,6 +51,15 @@ static void run_both(job jobs[2]) {
   for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
 }
 
+static void *open_and_close(void *artifact) {
+  for (int i = 0; i < 50; ++i) {
+    irongrad_session *session = NULL;
+    check(irongrad_load(artifact, NULL, &session));
+    irongrad_close(session);
+  }
+  return NULL;
+}
+
 int main(int count, char **arguments) {
   static job jobs[2];
   int64_t steps = 0;
@@ -61,7 +71,10 @@ int main(int count, char **arguments) {
     jobs[i].steps = atoi(arguments[4]);
     check(irongrad_load(arguments[1], &options, &jobs[i].session));
   }
+  pthread_t other;
+  pthread_create(&other, NULL, open_and_close, arguments[1]);
   run_both(jobs);
+  pthread_join(other, NULL);
   for (int i = 0; i < 2; ++i) {
     for (int step = 0; step < jobs[i].steps; ++step) printf("%a ", (double)jobs[i].losses[step]);
     printf("\n");
