@@ -186,6 +186,15 @@ class ProductKernel:
         return -(-self.sizes.summands // self.depth)
 
     @property
+    def blocks_first(self) -> bool:
+        """Whether a part goes through all panels with one block of the reduction dimension before the next block.
+
+        It then reads the left operand once, not once for each panel, and adds to its results once for each block. Of
+        bfloat16, the sums of one panel stay on the stack. Of a packed right operand, blocks are short.
+        """
+        return not self.multiplies_halves and self.packing is None
+
+    @property
     def rest(self) -> int:
         """The summands that are left when whole registers of AMX are multiplied."""
         return self.sizes.summands % AMX_SUMMANDS

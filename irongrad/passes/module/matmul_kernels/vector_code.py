@@ -8,7 +8,7 @@ IREE's sample of custom dispatches (samples/custom_dispatch/cpu/embedded).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from typing import Any
 
@@ -85,10 +85,9 @@ def _write(kernel: ProductKernel, memory: Memory) -> None:
     d = ir.AffineExpr.get_dim(0)
     pairs = PairCode.begin(kernel, memory) if kernel.multiplies_halves else None
 
-    with (
-        each(*_share(across, panels, kernel.panels), 1) as panel,
-        each(constant(0), constant(sizes.summands), depth) as summand,
-    ):
+    over_panels = each(*_share(across, panels, kernel.panels), 1)
+    over_blocks = each(constant(0), constant(sizes.summands), depth)
+    with _nested(over_panels, over_blocks, turned=kernel.blocks_first) as (panel, summand):
         column = least([d * tile.columns, fixed(sizes.columns - tile.columns)], panel)
         if kernel.has_own_block:
             memory.right.write_block(batch, column, summand)
@@ -103,6 +102,19 @@ def _write(kernel: ProductKernel, memory: Memory) -> None:
                 _write_tile(kernel, memory, place)
     if pairs:
         pairs.end()
+
+
+@contextmanager
+def _nested(
+    outer: AbstractContextManager[Any], inner: AbstractContextManager[Any], *, turned: bool
+) -> Iterator[tuple[Any, Any]]:
+    """Nest two loops, or nest them the other way round; return the index of `outer` and that of `inner`."""
+    if turned:
+        with inner as j, outer as i:
+            yield i, j
+    else:
+        with outer as i, inner as j:
+            yield i, j
 
 
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
