@@ -65,8 +65,9 @@ WIDTH = 64
 _NEAR = 1 << 19
 
 # The most rows of a product whose kernel copies the right operand itself: those of one part. With 256 rows, copying
-# before takes 3 to 25 % longer. With 1,024 rows, each thread copies twice and takes as long or 10 % longer.
-_FEW_ROWS = 512
+# before takes 3 to 25 % longer. With 1,024 rows, each thread copies twice and takes as long or 10 % longer. But of more
+# summands than `_LONG`, a kernel copies short blocks in any case, and copying before takes 4 to 9 % longer.
+_FEW_ROWS, _FEW_ROWS_OF_LONG = 512, 1024
 
 # Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. IREE's kernels for smaller
 # products are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
@@ -108,7 +109,7 @@ def _nearly_covers(tile: Tile, columns: int) -> bool:
 
 def has_few_rows(sizes: Mapping[str, int]) -> bool:
     """Whether the kernel of a product of these sizes copies the right operand itself. It does so for each part."""
-    return sizes["r"] <= _FEW_ROWS
+    return sizes["r"] <= (_FEW_ROWS_OF_LONG if sizes["k"] > _LONG else _FEW_ROWS)
 
 
 def is_near(sizes: Mapping[str, int], letters: str) -> bool:
