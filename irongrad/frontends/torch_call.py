@@ -20,7 +20,7 @@ from irongrad.runtime.manifest import SCOPE
 from irongrad.runtime.memory import keep_freed_memory
 from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.status import reason
-from irongrad.runtime.vm_instance import VM_INSTANCE, open_device
+from irongrad.runtime.vm_instance import open_device, vm_instance
 
 # In bytes. IREE 3.13.0 only imports host memory that begins at a multiple of this (runtime/src/iree/hal/buffer_heap.c).
 ALIGNMENT = 64
@@ -109,7 +109,7 @@ def _runtime() -> tuple[Any, Any]:
     keep_freed_memory()
     give_workers_stack()
     atexit.register(_release)
-    return VM_INSTANCE, open_device("local-task")
+    return vm_instance(), open_device("local-task")
 
 
 def _release() -> None:

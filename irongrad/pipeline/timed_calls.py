@@ -16,7 +16,7 @@ from irongrad.graph.dtypes import to_numpy
 from irongrad.passes.base import Measured
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.runtime.transfer import to_device
-from irongrad.runtime.vm_instance import VM_INSTANCE, open_device
+from irongrad.runtime.vm_instance import open_device, vm_instance
 from irongrad.targets import Target
 
 # Each function runs in this many rounds, in turns with the others. The fastest round is its time, because other work on
@@ -100,9 +100,9 @@ def calls_of(vmfb: bytes, driver: str, functions: Mapping[str, Sequence[torch.Te
         driver: the URI of the IREE device.
         functions: for each function, tensors with the shapes and dtypes of its arguments.
     """
-    device = open_device(driver)
-    module = ireert.VmModule.copy_buffer(VM_INSTANCE, vmfb)
-    context = ireert.VmContext(VM_INSTANCE, modules=[ireert.create_hal_module(VM_INSTANCE, device), module])
+    device, instance = open_device(driver), vm_instance()
+    module = ireert.VmModule.copy_buffer(instance, vmfb)
+    context = ireert.VmContext(instance, modules=[ireert.create_hal_module(instance, device), module])
     return {
         name: _call(context, module.lookup_function(name), [to_device(device, to_numpy(_filled(o))) for o in operands])
         for name, operands in functions.items()

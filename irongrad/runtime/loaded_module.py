@@ -22,7 +22,7 @@ from irongrad.runtime.memory import prefer_large_pages
 from irongrad.runtime.ranks.exchange import Exchange
 from irongrad.runtime.status import reason
 from irongrad.runtime.transfer import to_device, to_host
-from irongrad.runtime.vm_instance import VM_INSTANCE, open_device
+from irongrad.runtime.vm_instance import open_device, vm_instance
 
 # IREE tells the format of a parameter file by the end of its name; a checkpoint may have any name.
 _IRPA, _SAFETENSORS = "irpa", "safetensors"
@@ -100,7 +100,7 @@ class LoadedModule:
     def _load_on(self, device: Any, name: Path, code: bytes, states: Sequence[Path]) -> Any:
         if self.is_local:
             prefer_large_pages(self._size)
-        instance, index = VM_INSTANCE, ireert.ParameterIndex()
+        instance, index = vm_instance(), ireert.ParameterIndex()
         try:
             # Read the state: a mapped file would stay in memory as well.
             for state in states:

@@ -10,6 +10,7 @@ no session is in a call. Not covered: other code that does either beside a call,
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +22,18 @@ import iree.runtime as ireert
 from irongrad.runtime import forks
 from irongrad.runtime.devices import driver_of, is_local, without_launcher
 
-VM_INSTANCE: Any = ireert.VmInstance()
-
 _PATIENCE = 5.0
 _opening = threading.Lock()
 _made: set[str] = set()
+_instances: list[Any] = [ireert.VmInstance()]
+
+# nanobind would report an instance that outlives the interpreter's modules as a leak.
+atexit.register(_instances.clear)
+
+
+def vm_instance() -> Any:
+    """Return the instance of this process; as the interpreter exits, another one."""
+    return _instances[0] if _instances else ireert.VmInstance()
 
 
 def open_device(uri: str, *, cache: bool = True) -> Any:

@@ -147,6 +147,14 @@ def test_a_driver_is_made_between_the_calls_of_a_session(mlp_artifact, batches, 
     assert (result.stdout, result.stderr) == ("in a call: False\nin a call: False\n[3000]\n", "")
 
 
+def test_an_instance_that_something_keeps_is_no_leak():
+    """nanobind prints what lives on at the end, as if it were our fault."""
+    code = "import ctypes; from irongrad.runtime.vm_instance import _instances as i; "
+    code += "ctypes.pythonapi.Py_IncRef(ctypes.py_object(i))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 def test_close_waits_for_a_call(mlp_artifact, batches):
     session = Session(mlp_artifact)
     begun = threading.Event()
