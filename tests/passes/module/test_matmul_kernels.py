@@ -19,7 +19,7 @@ import irongrad as ig
 from irongrad.memory_model import product_tiles
 from irongrad.memory_model.product_tiles import AVX2, AVX512, Tile, tile_for
 from irongrad.mlir.walk import found_in, inside, loops_around, name_of, parsed
-from irongrad.passes.module import matmul_kernels
+from irongrad.passes.module.matmul_kernels import operands, products
 from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
@@ -114,6 +114,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 def copied_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel copies its right operand itself."""
     monkeypatch.setattr(product_tiles, "_FEW_ROWS", 0)
+    monkeypatch.setattr(product_tiles, "_FEW_ROWS_OF_LONG", 0)
 
 
 @pytest.fixture(params=["copied before", "copied by the kernel", "where they lie"])
@@ -279,12 +280,12 @@ def test_the_transpose_of_an_operand_is_not_fused_with_another(
     flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the last assertion fails, IREE handles two transposes well, and `hold_behind` can go."""
-    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     given = torch.randn(3, 4, 2, 128, 64), torch.randn(512, 384)
     with parsed(flow_of(heads, given)) as module:
         assert len(launched(module)) == 1
         assert copies_in_no_order(module) == 0
-    monkeypatch.setattr(matmul_kernels, "hold_behind", lambda value: value)
+    monkeypatch.setattr(operands, "hold_behind", lambda value: value)
     with parsed(flow_of(heads, given)) as module:
         assert copies_in_no_order(module) > 0
 
@@ -371,7 +372,7 @@ def test_a_product_of_many_summands_is_one_kernel(summands: int, target: str) ->
 def test_products_over_chunks_and_their_sum_have_one_kernel(
     flow_of: Callable[..., bytes], name: str, summands: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     left, right, product = LONG[name]
     sizes = {"r": 40, "c": 64, "k": summands}
     x, w = (torch.randn([sizes[d] for d in of]) for of in (left, right))
@@ -395,7 +396,7 @@ def test_products_over_chunks_and_their_sum_have_one_kernel(
 def test_a_product_adds_its_bias(
     flow_of: Callable[..., bytes], added: Callable[..., Any], kernels: int, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
-    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     x, row = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, row: added(x @ x, row, x), (x, row))) as module:
         assert len(launched(module)) == 1
@@ -412,7 +413,7 @@ def test_a_right_operand_is_one_column_or_row_as_often_as_needed(
     flow_of: Callable[..., bytes], spread: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient of a sum over columns is such an operand."""
-    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     examples = torch.randn(128, 128), torch.randn(128)
     with parsed(flow_of(lambda x, v: x @ spread(v), examples)) as module:
         assert len(launched(module)) == 1
@@ -439,7 +440,7 @@ def test_a_bias_is_added_once(summands: int) -> None:
 
 
 def test_equal_products_share_a_kernel(flow_of: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_kernels, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
+    monkeypatch.setattr(products, "cpu_of", lambda module: ("x86_64", ("avx512f",)))
     x, y, z = (torch.randn(128, 128) for _ in range(3))
     with parsed(flow_of(lambda x, y, z: (x @ y) @ z @ x.T, (x, y, z))) as module:
         names = launched(module)

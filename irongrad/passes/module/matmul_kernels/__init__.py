@@ -16,81 +16,27 @@ docs/dev/measurements/2026-11-25-granite-rapids.md has figures.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import HALF_TILES, TILES, WIDTH, Tile, has_few_rows, is_near, tile_for
+from irongrad.memory_model.product_tiles import Tile, has_few_rows
 from irongrad.mlir.barriers import hold_behind
-from irongrad.mlir.device import cpu_of
-from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise, source_of
-from irongrad.mlir.walk import inside, outside_loops
+from irongrad.mlir.linalg import is_elementwise
+from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.matmul_kernels.chunks import chunks_of
 from irongrad.passes.module.matmul_kernels.forms import Layout, ProductForm, ProductProblem
-from irongrad.passes.module.matmul_kernels.halves import narrowed, rounding
-from irongrad.passes.module.matmul_kernels.letters import copied_by, dimensions_in, is_zero, lettered_source
-from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
-from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
-from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
+from irongrad.passes.module.matmul_kernels.halves import rounding
+from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks, in_rows, turned
+from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
+from irongrad.passes.module.matmul_kernels.products import Product, Tiles, added_row, packed_by, products_in
+from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel
 from irongrad.passes.module.matmul_kernels.vector_code import add_executable
 from irongrad.passes.module_pass import ModuleContext, ModulePass
-
-ARCHITECTURE = "x86_64"
-
-
-@dataclass(frozen=True, eq=False)
-class Product:
-    """A matrix product, or a batch of them.
-
-    Each dimension has a letter: `b` is the batch, `r` the rows, `c` the columns, `k` the reduction dimension.
-
-    Attributes:
-        operation: the operation that computes the product.
-        sizes: the size of each dimension, by letter.
-        left: the left operand and the letters of its dimensions, in memory order.
-        right: the right operand and its letters.
-    """
-
-    operation: Any
-    sizes: dict[str, int]
-    left: Lettered
-    right: Lettered
-
-    @property
-    def multiplies_halves(self) -> bool:
-        """Whether both operands are bfloat16."""
-        return {str(value.type.element_type) for value, _ in (self.left, self.right)} == {"bf16"}
-
-    @property
-    def turns_left(self) -> bool:
-        """Whether the left operand is transposed by a copy: its rows are not contiguous in memory, and it is large."""
-        letters = self.left[1]
-        if self.multiplies_halves:
-            return not letters.endswith("k")
-        return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
-
-    @property
-    def is_in_loop(self) -> bool:
-        """Whether a copy of the right operand can be made before a loop that the product is in."""
-        return bool(outside_loops(self.operation, [self.right[0]]) != self.operation)
-
-    @property
-    def has_blocks_of_columns(self) -> bool:
-        """Whether the right operand is packed into column blocks."""
-        letters = self.right[1]
-        return not (letters.endswith("c") and is_near(self.sizes, letters))
-
-    @property
-    def problem(self) -> ProductProblem:
-        """The product without its place in a module."""
-        dtype = str(self.left[0].type.element_type)
-        return ProductProblem(tuple(sorted(self.sizes.items())), self.left[1], self.right[1], dtype)
 
 
 @dataclass(frozen=True)
@@ -126,11 +72,11 @@ class MatmulKernels(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        tiles = _Tiles.of_module(module)
+        tiles = Tiles.of_module(module)
         if tiles is None:
             return PassResult(False)
         chosen = dict(self.forms)
-        forms = {p: _chosen_form(p, tile, tiles, chosen) for p, tile in _products_in(module, tiles).items()}
+        forms = {p: _chosen_form(p, tile, tiles, chosen) for p, tile in products_in(module, tiles).items()}
         products = {product: form for product, form in forms.items() if form is not None}
         kernels = _Kernels(module)
         launched = [_launch(product, form, kernels) for product, form in products.items()]
@@ -142,53 +88,18 @@ class MatmulKernels(ModulePass):
         return PassResult(bool(products or held), {"products": len(products), "kernels": kernels.count, "held": held})
 
 
-@dataclass(frozen=True)
-class _Tiles:
-    """The register tiles of a CPU.
-
-    Attributes:
-        of_floats: for products of float32; none without AVX2.
-        of_halves: for products of bfloat16; none on a CPU that only multiplies float32.
-    """
-
-    of_floats: tuple[Tile, ...]
-    of_halves: tuple[Tile, ...]
-
-    @classmethod
-    def of(cls, features: Collection[str]) -> Self:
-        """The tiles of a CPU with these features."""
-        return cls(*(next((t for f, t in kinds.items() if f in features), ()) for kinds in (TILES, HALF_TILES)))
-
-    @classmethod
-    def of_module(cls, module: ir.Module) -> Self | None:
-        """The tiles of the CPU that `module` is compiled for; None if it has no kernels of ours."""
-        architecture, features = cpu_of(module)
-        tiles = cls.of(features)
-        return tiles if architecture == ARCHITECTURE and tiles.of_floats else None
-
-    def of_product(self, product: Product) -> tuple[Tile, ...]:
-        """The tiles for the element type of a product."""
-        return self.of_halves if product.multiplies_halves else self.of_floats
-
-
 def forms_in(module: ir.Module) -> dict[ProductProblem, Mapping[str, ProductForm | None]]:
     """The forms of each product of a module for which the pass has several; the first form is the default.
 
     The products that take the most multiplications in total come first. The module is changed: discard it.
     """
-    tiles = _Tiles.of_module(module)
+    tiles = Tiles.of_module(module)
     if tiles is None:
         return {}
-    products = {p: t for p, t in _products_in(module, tiles).items() if _packed(p, t) is None}
+    products = {p: t for p, t in products_in(module, tiles).items() if packed_by(p, t) is None}
     of_problems = {p.problem: p.problem.forms(_default_form(p, t), tiles.of_product(p)) for p, t in products.items()}
     counts = Counter(product.problem for product in products)
     return dict(sorted(of_problems.items(), key=lambda item: -item[0].multiplications * counts[item[0]]))
-
-
-def _products_in(module: ir.Module, tiles: _Tiles) -> dict[Product, Tile]:
-    """The products of a module that a kernel of ours can compute, with their best tiles by the cost model."""
-    found = [_product_of(op, tiles) for op in inside(module.operation) if op.name in PRODUCTS]
-    return dict(one for one in found if one)
 
 
 def _default_form(product: Product, tile: Tile) -> ProductForm:
@@ -204,11 +115,11 @@ def _default_layout(product: Product, tile: Tile) -> Layout:
     return Layout.IN_BLOCKS if Layout.IN_BLOCKS in product.problem.layouts(tile) else Layout.IN_PLACE
 
 
-def _chosen_form(product: Product, tile: Tile, tiles: _Tiles, chosen: Mapping[str, str]) -> ProductForm | None:
+def _chosen_form(product: Product, tile: Tile, tiles: Tiles, chosen: Mapping[str, str]) -> ProductForm | None:
     """The form that was measured to be the fastest, else the default; None if IREE computes the product."""
     default = _default_form(product, tile)
     name = chosen.get(str(product.problem))
-    if name is None or _packed(product, tile) is not None:
+    if name is None or packed_by(product, tile) is not None:
         return default
     return product.problem.form(name, default, tiles.of_product(product))
 
@@ -260,82 +171,17 @@ def _widens_bytes_of_any_size(operation: Any) -> bool:
     return body[0].name == "arith.sitofp" and str(body[0].operands[0].type) == "i8" and len(body) == 2
 
 
-def _product_of(operation: Any, tiles: _Tiles) -> tuple[Product, Tile] | None:
-    """A product and the tile of its kernel; None for one of unknown sizes, or one that adds to a nonzero value.
-
-    Operands of bfloat16 are multiplied as such where the CPU has a tile for them. Otherwise half precision is widened.
-    """
-    lettered = dimensions_of(operation)
-    if lettered is None:
-        return None
-    sizes, of_operands = lettered
-    if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
-        return product, tile
-    left, right = (
-        lettered_source(value, of) for value, of in zip(list(operation.operands)[:2], of_operands, strict=False)
-    )
-    if chunks := chunks_of(operation, left, right):
-        operation, left, right = chunks.total, chunks.left, chunks.right
-        sizes = {"r": sizes["r"], "c": sizes["c"], "k": left[0].type.shape[left[1].index("k")]}
-    if (tile := tile_for(sizes, tiles.of_floats)) is None:
-        return None
-    product = Product(operation, sizes, _widened(left, operation), right)
-    return product if _packed(product, tile) else replace(product, right=_widened(right, operation)), tile
-
-
-def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
-    """The size of each dimension of a product, by letter, and the letters of its operands and of its result.
-
-    None for a product of unknown sizes, of other types than floats, or that adds to a nonzero value.
-    """
-    room = operation.operands[2]
-    kinds = [value.type for value in operation.operands]
-    of_left, of_right, of_result = (str(kind.element_type) for kind in kinds)
-    if of_result != "f32" or not {of_left, of_right} <= {"f32", *HALVES}:
-        return None
-    if not all(kind.has_static_shape for kind in kinds) or not is_zero(room):
-        return None
-    letters = "brck" if len(room.type.shape) > 2 else "rck"
-    lettered = ["".join(letters[d] for d in dimensions_in(m.value)) for m in operation.attributes["indexing_maps"]]
-    pairs = zip(kinds, lettered, strict=True)
-    return {x: size for kind, of in pairs for x, size in zip(of, kind.shape, strict=True)}, lettered
-
-
-def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[str]) -> Product | None:
-    """The product of bfloat16 that `operation` is; None if it is of float32, or if a kernel cannot read an operand."""
-    left, right = (_half_source(v, of) for v, of in zip(list(operation.operands)[:2], of_operands, strict=False))
-    if left is None or right is None or "k" not in left[1] or not {"c", "k"} <= set(right[1]):
-        return None
-    return Product(operation, sizes, left, right)
-
-
-def _half_source(value: Any, letters: str) -> Lettered | None:
-    """The source of an operand as bfloat16, widened before or after it is transposed; None if it is float32."""
-    source, of_source = lettered_source(value, letters)
-    narrow = narrowed(source)
-    return None if narrow is None else lettered_source(narrow, of_source)
-
-
-def _widened(operand: Lettered, product: Any) -> Lettered:
-    """An operand as float32, computed before `product`, outside of loops that do not change it."""
-    value, letters = operand
-    if str(value.type.element_type) not in HALVES:
-        return operand
-    with product.location, ir.InsertionPoint(outside_loops(product, [value])):
-        return copied(operand, letters, ir.F32Type.get()), letters
-
-
 def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[list[Any], Any]:
     """Launch a kernel for a product, the bias added to it and its rounding; return what it replaces, and the result."""
     operation, sizes = product.operation, product.sizes
-    packed = _packed(product, form.tile)
-    left, left_matrix = as_it_is(_turned(product) if product.turns_left else product.left, "r", product)
+    packed = packed_by(product, form.tile)
+    left, left_matrix = as_it_is(turned(product) if product.turns_left else product.left, "r", product)
     blocks = form.layout is Layout.IN_BLOCKS and packed is None
     copies = form.layout is Layout.COPIED and packed is None
-    in_rows = product.right if packed or copies else _in_rows(product)
-    right, right_matrix = in_blocks(product) if blocks else as_it_is(in_rows, "c", product)
+    in_place = product.right if packed or copies else in_rows(product)
+    right, right_matrix = in_blocks(product) if blocks else as_it_is(in_place, "c", product)
     tensors = [right] if packed is None else packed.operands
-    added = _added_row(operation.results[0])
+    added = added_row(operation.results[0])
     row = [] if added is None else [added.row]
     replaced = [operation] if added is None else [operation, added.result.owner.operation]
     rounds = rounding(replaced[-1].results[0]) if product.multiplies_halves else None
@@ -350,98 +196,6 @@ def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[lis
         kinds = [last.results[0].type]
         launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, *tensors, *row], [], [])
     return list(dict.fromkeys([*replaced, last])), launch.results[0]
-
-
-def _packed(product: Product, tile: Tile) -> PackedWeight | None:
-    """The right operand as it is stored, if the kernel can unpack it; else None.
-
-    Vectors along the weight's rows have to lie in one group, and squares of them cover the reduction dimension.
-    """
-    value, letters = product.right
-    if letters not in ("ck", "kc") or product.multiplies_halves:
-        return None
-    packed = packed_weight(value)
-    if packed is None or packed.packing.group % tile.width or packed.packing.columns % tile.width:
-        return None
-    return packed
-
-
-def as_it_is(operand: Lettered, outer: str, product: Product) -> tuple[Any, Matrix]:
-    """An operand and its layout in memory; `outer` is the letter of its dimension that is not reduced: `r` or `c`."""
-    value, letters = operand
-    apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
-    elements = math.prod(value.type.shape)
-    return value, Matrix(elements, apart.get("b", 0), Strides(apart.get(outer, 0)), Strides(apart.get("k", 0)))
-
-
-def _turned(product: Product) -> Lettered:
-    """The left operand, copied to row-major order; the copy is hoisted out of loops that do not change the operand.
-
-    If the operand is itself the copy of a transpose, it is put behind a barrier first. Otherwise IREE 3.13.0 fuses the
-    two transposes. For a gradient of 3x8x6x128x64 the fused operation takes twelve times as long: its loops follow the
-    order of neither side, and IREE finds no tiles for them.
-    """
-    value, letters = product.left
-    if copied_by(source_of(value)) is not None:
-        value = hold_behind(value)
-    order = "b" * ("b" in letters) + "rk"
-    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
-        return copied((value, letters), order), order
-
-
-def _in_rows(product: Product) -> Lettered:
-    """The right operand, copied if a kernel cannot read it: neighbours are columns, or summands of bfloat16."""
-    value, letters = product.right
-    if letters.endswith("c") or (product.multiplies_halves and letters.endswith("k")):
-        return product.right
-    order = "b" * ("b" in letters) + "kc"
-    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
-        return copied((value, letters), order), order
-
-
-def in_blocks(product: Product) -> tuple[Any, Matrix]:
-    """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it."""
-    value, letters = product.right
-    before, dimension = product.operation, letters.index("c")
-    width = math.gcd(value.type.shape[dimension], WIDTH)
-    with before.location, ir.InsertionPoint(outside_loops(before, [value])):
-        pieces = split(value, dimension, width), letters.replace("c", "nc")
-        blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
-    of_matrix = product.sizes["c"] * product.sizes["k"]
-    steps = Strides(1, width, width * product.sizes["k"]), Strides(width)
-    return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
-
-
-@dataclass(frozen=True)
-class _AddedRow:
-    """A row that is added to all rows of a product, such as a bias.
-
-    Attributes:
-        row: the row, a tensor of rank 1.
-        result: the sum of the product and the broadcast row.
-    """
-
-    row: Any
-    result: Any
-
-
-def _added_row(product: Any) -> _AddedRow | None:
-    """The row that is added to a product; None if there is none, or if the product has another reader."""
-    readers = [use.owner.operation for use in product.uses]
-    if len(readers) != 1 or not is_elementwise(readers[0]) or len(readers[0].results) != 1:
-        return None
-    (reader,) = readers
-    body = reader.regions[0].blocks[0]
-    *of_inputs, of_result = (dimensions_in(m.value) for m in reader.attributes["indexing_maps"])
-    whole = list(range(len(product.type.shape)))
-    by_dimensions = {tuple(of): value for of, value in zip(of_inputs, inputs_of(reader), strict=True)}
-    row = by_dimensions.get((whole[-1],))
-    if row is None or len(of_inputs) != 2 or by_dimensions.get(tuple(whole)) != product or of_result != whole:
-        return None
-    adds = len(body.operations) == 2 and body.operations[0].operation.name == "arith.addf"
-    if not adds or set(body.operations[0].operands) != set(list(body.arguments)[:2]):
-        return None
-    return _AddedRow(row, reader.results[0])
 
 
 PASS = MatmulKernels

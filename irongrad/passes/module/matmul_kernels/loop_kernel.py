@@ -21,7 +21,6 @@ from iree.compiler.dialects import arith, hal, memref, vector
 from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.linalg import inputs_of
 from irongrad.mlir.walk import BOUNDS
-from irongrad.passes.module.matmul_kernels import Product
 from irongrad.passes.module.matmul_kernels.loop_body import (
     LoopBody,
     Piece,
@@ -32,6 +31,7 @@ from irongrad.passes.module.matmul_kernels.loop_body import (
 )
 from irongrad.passes.module.matmul_kernels.loop_code import constant, each, new_executable, number, row_of, vector_of
 from irongrad.passes.module.matmul_kernels.places import Memory
+from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.vector_code import write_strip
 

@@ -16,17 +16,12 @@ from irongrad.memory_model.product_tiles import TILES, Tile
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.walk import inside, text_of
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.matmul_kernels import (
-    ARCHITECTURE,
-    Product,
-    as_it_is,
-    dimensions_of,
-    in_blocks,
-)
 from irongrad.passes.module.matmul_kernels.letters import lettered_source
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, executable_of
+from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
+from irongrad.passes.module.matmul_kernels.products import ARCHITECTURE, Product, dimensions_of
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 # The most tensors of a kernel: IREE 3.13.0 loads no kernel of over 32.

@@ -1,0 +1,63 @@
+"""The operands of a product as its kernel reads them: as they are, transposed, or packed into blocks of columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.memory_model.product_tiles import WIDTH
+from irongrad.mlir.barriers import hold_behind
+from irongrad.mlir.linalg import source_of
+from irongrad.mlir.walk import outside_loops
+from irongrad.passes.module.matmul_kernels.letters import copied_by
+from irongrad.passes.module.matmul_kernels.products import Product
+from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
+from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
+
+
+def as_it_is(operand: Lettered, outer: str, product: Product) -> tuple[Any, Matrix]:
+    """An operand and its layout in memory; `outer` is the letter of its dimension that is not reduced: `r` or `c`."""
+    value, letters = operand
+    apart = {x: math.prod(product.sizes[y] for y in letters[i + 1 :]) for i, x in enumerate(letters)}
+    elements = math.prod(value.type.shape)
+    return value, Matrix(elements, apart.get("b", 0), Strides(apart.get(outer, 0)), Strides(apart.get("k", 0)))
+
+
+def turned(product: Product) -> Lettered:
+    """The left operand, copied to row-major order; the copy is hoisted out of loops that do not change the operand.
+
+    If the operand is itself the copy of a transpose, it is put behind a barrier first. Otherwise IREE 3.13.0 fuses the
+    two transposes. For a gradient of 3x8x6x128x64 the fused operation takes twelve times as long: its loops follow the
+    order of neither side, and IREE finds no tiles for them.
+    """
+    value, letters = product.left
+    if copied_by(source_of(value)) is not None:
+        value = hold_behind(value)
+    order = "b" * ("b" in letters) + "rk"
+    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
+        return copied((value, letters), order), order
+
+
+def in_rows(product: Product) -> Lettered:
+    """The right operand, copied if a kernel cannot read it: neighbours are columns, or summands of bfloat16."""
+    value, letters = product.right
+    if letters.endswith("c") or (product.multiplies_halves and letters.endswith("k")):
+        return product.right
+    order = "b" * ("b" in letters) + "kc"
+    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
+        return copied((value, letters), order), order
+
+
+def in_blocks(product: Product) -> tuple[Any, Matrix]:
+    """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it."""
+    value, letters = product.right
+    before, dimension = product.operation, letters.index("c")
+    width = math.gcd(value.type.shape[dimension], WIDTH)
+    with before.location, ir.InsertionPoint(outside_loops(before, [value])):
+        pieces = split(value, dimension, width), letters.replace("c", "nc")
+        blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
+    of_matrix = product.sizes["c"] * product.sizes["k"]
+    steps = Strides(1, width, width * product.sizes["k"]), Strides(width)
+    return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
