@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class TorchCall:
     """The entry point `call` of a module, on a device that all calls of the process share.
 
     Arguments are read in place: the module copies an argument that it would overwrite. Results are copied, with the
-    strides of eager's results, because two results may share a buffer, or lie in one that the module keeps.
+    strides of eager's results, because two results may share a buffer, or lie in one that the module keeps. Threads may
+    share a call; it runs one of them at a time, until its results are copied (`irongrad.runtime.loaded_module`).
     """
 
     def __init__(self, module: AssembledModule, vmfb: bytes, results: Sequence[TensorLike]) -> None:
@@ -65,6 +67,7 @@ class TorchCall:
         self._context = ireert.VmContext(instance, modules=[hal, parameters, loaded])
         self._function = loaded.lookup_function("call")
         self._results = tuple(results)
+        self._lock = threading.Lock()
         _LIVE.add(self)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -78,11 +81,12 @@ class TorchCall:
         for tensor in aligned:
             arguments.push_ref(self._device.from_dlpack_capsule(torch.utils.dlpack.to_dlpack(tensor)))
         results = ireert.VmVariantList(len(self._results))
-        try:
-            self._context.invoke(self._function, arguments, results)
-        except Exception as error:
-            raise GuardError(f"torch.compile: {reason(error)}") from error
-        return [self._copied(results, i, like) for i, like in enumerate(self._results)]
+        with self._lock:
+            try:
+                self._context.invoke(self._function, arguments, results)
+            except Exception as error:
+                raise GuardError(f"torch.compile: {reason(error)}") from error
+            return [self._copied(results, i, like) for i, like in enumerate(self._results)]
 
     def _copied(self, results: Any, index: int, like: TensorLike) -> torch.Tensor:
         view = results.get_as_object(index, ireert.HalBufferView)

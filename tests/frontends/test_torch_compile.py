@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -207,6 +208,19 @@ if sys.argv[1] == "second":
 x = torch.ones(4)
 assert torch.allclose(torch.compile(lambda x: torch.sin(x) * 3, backend=ig.torch_backend)(x), torch.sin(x) * 3)
 """
+
+
+def test_threads_share_a_compiled_function():
+    """IREE's context must not run two calls at a time, and a result may lie in memory that the next call writes."""
+    compiled = torch.compile(lambda x: torch.relu(x @ x.T).cumsum(0), backend="irongrad")
+    given = [torch.randn(48, 48, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    expected = [compiled(x) for x in given]
+
+    def is_as_alone(number: int) -> bool:
+        return all(torch.equal(compiled(given[number]), expected[number]) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(is_as_alone, range(4)))
 
 
 def test_a_second_process_compiles_nothing(tmp_path: Path):
