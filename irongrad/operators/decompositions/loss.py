@@ -5,16 +5,37 @@ from __future__ import annotations
 import torch
 from torch.nn.modules import linear_cross_entropy as _  # noqa: F401  registers its operators
 
-from irongrad.operators.decompositions.loss_margin import MEAN, reduced, spread
-from irongrad.operators.decompositions.registry import decomposes, uses_pytorch
+from irongrad.operators.decompositions.loss_margin import MEAN, NONE, reduced, spread
+from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
 
-# torch-mlir 20261001 has no lowering for these fused forms, and its own table lacks them.
-uses_pytorch(
-    aten.nll_loss_forward,
-    aten.nll_loss2d_forward,
-)
+
+def _at_class(weight: torch.Tensor, target: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The weight of each target class; that of class 0 where `counts` is false, as such a class may be no index."""
+    return weight[torch.where(counts, target, 0)]
+
+
+@decomposes(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss_forward(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The value at the target class, and the sum of the weights.
+
+    PyTorch's own decomposition weights all values before it reads one of each row.
+    """
+    dim, counts = min(x.ndim - 1, 1), target != ignore_index
+    values = -x.gather(dim, torch.where(counts, target, 0).unsqueeze(dim)).squeeze(dim)
+    if weight is not None:
+        values = values * _at_class(weight, target, counts)
+    values = torch.where(counts, values, 0.0)
+    if reduction == NONE and x.ndim > 1:
+        return values, x.new_zeros(())
+    if weight is None:
+        total = counts.sum().to(x.dtype)
+    else:
+        total = torch.where(counts, _at_class(weight, target, counts), 0.0).sum()
+    return (values.sum() / total if reduction == MEAN else values.sum()), total
 
 
 @decomposes(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -37,8 +58,10 @@ def _nll_loss_backward(
     slope = -grad / total_weight if reduction == MEAN else -grad
     slope = slope.unsqueeze(dim) if slope.ndim else slope
     target = target.unsqueeze(dim)
-    places = (target == torch.arange(x.shape[dim]).view(shape)) & (target != ignore_index)
-    return torch.where(places, slope if weight is None else slope * weight.view(shape), 0.0)
+    counts = target != ignore_index
+    if weight is not None:
+        slope = slope * _at_class(weight, target, counts)
+    return torch.where((target == torch.arange(x.shape[dim]).view(shape)) & counts, slope, 0.0)
 
 
 @decomposes(aten.soft_margin_loss.default)

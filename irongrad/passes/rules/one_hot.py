@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from irongrad.graph.nodes import is_zeros, value_of
 from irongrad.operators.decompositions.reductions import LONGEST_CHAIN
-from irongrad.passes.rules.arithmetic import both, sub, where
+from irongrad.passes.rules.arithmetic import add, both, mul, sub, where
 from irongrad.passes.rules.patterns import Bindings, Expression, Rule, Variable, family, match
 from irongrad.passes.rules.views import counts_up, pad, reshape, shape_of, sum_, view
 
@@ -24,10 +24,12 @@ below = family(aten.lt.Scalar)
 # A value at the class of each row, and zeros elsewhere: the gradient of a loss (operators/decompositions/loss.py).
 _PLACES = is_place(Variable("index"), reshape(Variable("places"), ...))
 _ONE_HOT = where(both(_PLACES, Variable("valid")), Variable("value"), Variable("zero"))
+# One number more for all classes of a row: the gradient of a loss with label smoothing.
+_SMOOTHED = add(Variable("others"), _ONE_HOT)
 
 
 def one_hot_under(total: Node) -> Bindings | None:
-    """The variables of `_ONE_HOT`, if `total` has the sum of each of its rows; None otherwise.
+    """The variables of `_ONE_HOT` or `_SMOOTHED`, if `total` has the sum of each of its rows; None otherwise.
 
     The sum may be one in chunks, which are padded with zeros (operators/decompositions/reductions.py).
     """
@@ -37,10 +39,10 @@ def one_hot_under(total: Node) -> Bindings | None:
         if not keeps_rows or (node.target in pad.operators and not _pads_rows(node)):
             return None
         node = node.args[0]
-    bound = match(_ONE_HOT, node, {})
+    bound = match(_ONE_HOT, node, {}) or match(_SMOOTHED, node, {})
     if bound is None or value_of(node).ndim != 2:
         return None
-    of_rows = all(_width(bound[name]) == 1 for name in ("index", "valid", "value"))
+    of_rows = all(_width(x) == 1 for name, x in bound.items() if name not in ("places", "zero"))
     of_classes = counts_up(bound["places"]) and _width(bound["places"]) == shape_of(node)[1]
     return bound if of_rows and of_classes and is_zeros(bound["zero"]) else None
 
@@ -57,12 +59,16 @@ def _width(x: Any) -> int:
 
 
 def value_at_class(out: Node) -> Expression:
-    """Build the sum of each row, as one element of the row is not zero, or none if its class is out of range."""
+    """Build the sum of each row, as one element of the row is not zero, or none if its class is out of range.
+
+    A number that all elements of a row have more is added once for each class.
+    """
     bound = one_hot_under(out)
     assert bound is not None
     index, classes = bound["index"], _width(bound["places"])
     is_one = both(both(at_least(index, 0), below(index, classes)), bound["valid"])
-    return view(where(is_one, bound["value"], bound["zero"]), shape_of(out))
+    one = where(is_one, bound["value"], bound["zero"])
+    return view(add(one, mul(bound["others"], classes)) if "others" in bound else one, shape_of(out))
 
 
 def reads_little(b: Any, d: int, i: Node, out: Node) -> bool:

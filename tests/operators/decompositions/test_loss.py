@@ -55,13 +55,13 @@ def test_soft_margin_loss_matches_aten(reduction: int) -> None:
 @pytest.mark.parametrize("ignored", [-100, 2])
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_negative_log_likelihood_backward_matches_aten(weighted: bool, reduction: int, ignored: int) -> None:
+def test_negative_log_likelihood_and_its_backward_match_aten(weighted: bool, reduction: int, ignored: int) -> None:
     weight = normal(5).abs() if weighted else None
     target = torch.tensor([0, 4, 2, 2, ignored, 3])
     images = target.view(2, 1, 3).expand(2, 2, 3).contiguous()
     cases = [("nll_loss", normal(6, 5), target), ("nll_loss", normal(5), torch.tensor(4))]
     for name, x, classes in [*cases, ("nll_loss2d", normal(2, 5, 2, 3), images)]:
-        loss, total = getattr(aten, f"{name}_forward").default(x, classes, weight, reduction, ignored)
+        loss, total = check(getattr(aten, f"{name}_forward").default, x, classes, weight, reduction, ignored)
         backward = getattr(aten, f"{name}_backward").default
         check(backward, normal(*loss.shape), x, classes, weight, reduction, ignored, total)
 

@@ -263,7 +263,11 @@ def _sum_of_one_hot(s):
         lambda x: aten.sum.dim_IntList(x, [1], True),
         lambda x: aten.sum.dim_IntList(x, [-1]),
     )
-    return lambda *of: total(_one_hot(*of)), [index, valid, value]
+    if s.one_of(False, True):
+        return lambda *of: total(_one_hot(*of)), [index, valid, value]
+    # Of whole numbers, any order of additions gives the same sum.
+    others = s.tensor(s.one_of([1], [rows, 1]), INTEGERS).to(torch.float32)
+    return lambda others, *of: total(aten.add.Tensor(others, _one_hot(*of))), [others, index, valid, value.round()]
 
 
 def _gathered_difference(s):
@@ -452,6 +456,8 @@ def test_other_sums_with_rows_stay(apply, fn):
         lambda i, m, v: aten.sum.dim_IntList(aten.view.default(_one_hot(i, m, v), [24, 3]), [1]),
         lambda i, m, v: aten.sum.dim_IntList(_one_hot(i, m, v.expand(6, 12).sin()), [1]),
         lambda i, m, v: aten.sum.dim_IntList(_one_hot(i + torch.arange(12), m, v), [1]),
+        lambda i, m, v: aten.sum.dim_IntList(aten.add.Tensor(v.expand(6, 12).sin(), _one_hot(i, m, v)), [1]),
+        lambda i, m, v: aten.sum.dim_IntList(aten.add.Tensor(v, _one_hot(i, m, v), alpha=2), [1]),
     ],
 )
 def test_other_sums_of_one_hot_values_stay(apply, fn):
@@ -459,16 +465,27 @@ def test_other_sums_of_one_hot_values_stay(apply, fn):
     assert "sum of a one-hot row" not in apply(Simplify(), fn, index, valid, torch.randn(6, 1)).stats
 
 
-def test_a_cross_entropy_makes_few_matrices_of_classes():
+@pytest.mark.parametrize(
+    ("loss", "reader"),
+    [
+        (torch.nn.CrossEntropyLoss(), aten.sub.Tensor),
+        (torch.nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, 2903), ignore_index=500), aten.sub.Tensor),
+        (torch.nn.CrossEntropyLoss(label_smoothing=0.1), aten.add.Tensor),
+    ],
+)
+def test_a_cross_entropy_makes_few_matrices_of_classes(loss, reader):
     """Whatever their number: 2903 is a prime. The loss reads logits, and no sum reads the one-hot slopes."""
     model = torch.nn.Linear(4, 2903, bias=False)
     inputs = {"x": torch.randn(6, 4), "y": torch.arange(6) * 500}
-    step = TrainStep(model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters()), inputs)
+    step = TrainStep(model, loss, torch.optim.SGD(model.parameters()), inputs)
     graph = run_passes(step_graph(step), passes_at(2)).functions["joint"].graph.graph
     matrices = [n.target for n in graph.nodes if n.op == "call_function" and n.meta["val"].shape == (6, 2903)]
     assert matrices.count(aten.where.self) == 1
     (slopes,) = (n for n in graph.nodes if n.target is aten.where.self and n.meta["val"].shape == (6, 2903))
-    assert [user.target for user in slopes.users] == [aten.sub.Tensor]
+    assert [user.target for user in slopes.users] == [reader]
+    if reader is aten.add.Tensor:
+        (slopes,) = slopes.users
+        assert [user.target for user in slopes.users] == [aten.sub.Tensor]
     (gathered,) = (n for n in graph.nodes if n.target is aten.gather.default)
     assert gathered.args[0].target is aten.mm.default
 
