@@ -71,7 +71,7 @@ def test_repeated_values_still_race_in_buffers_of_their_own(tmp_path):
 
 
 BESIDE_A_CALL = """
-import sys, threading, time
+import os, sys, threading, time
 import iree.runtime as ireert
 import numpy as np
 from irongrad.runtime import load
@@ -86,11 +86,13 @@ session = load(sys.argv[1], device="local-sync")
 batch = {"x": np.zeros((6, 8), np.float32), "y": np.zeros(6, np.int64)}
 session.train_step(**batch)
 threading.Thread(target=instances, daemon=True).start()
-for _ in range(2000):
+end = time.monotonic() + 30
+while time.monotonic() < end:
     try:
         session.train_step(**batch)
     except Exception:
-        raise SystemExit(3)
+        os._exit(3)
+os._exit(0)
 """
 
 
@@ -98,10 +100,10 @@ def test_a_new_instance_still_disturbs_the_calls_of_other_threads(mlp_artifact):
     """When this fails, `irongrad.runtime.vm_instance` is no longer needed. Some calls raise, others never return."""
     command = [sys.executable, "-c", BESIDE_A_CALL, str(mlp_artifact)]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         return
-    assert result.returncode == 3
+    assert result.returncode == 3 or result.returncode < 0, result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ session = load(sys.argv[1], device="local-sync")
 batches = {name: np.stack([a] * 3000) for name, a in np.load(sys.argv[2]).items()}
 ended, training = [], threading.Thread(target=lambda: ended.append(len(session.train_steps(**batches))))
 training.start()
-while session._module.lock.acquire(blocking=False):
+while training.is_alive() and session._module.lock.acquire(blocking=False):
     session._module.lock.release()
     time.sleep(0.001)
 made = vm_instance.ireert.get_driver
