@@ -26,15 +26,11 @@ def _nll_loss_forward(
     """
     dim, counts = min(x.ndim - 1, 1), target != ignore_index
     values = -x.gather(dim, torch.where(counts, target, 0).unsqueeze(dim)).squeeze(dim)
-    if weight is not None:
-        values = values * _at_class(weight, target, counts)
-    values = torch.where(counts, values, 0.0)
+    weights = None if weight is None else _at_class(weight, target, counts)
+    values = torch.where(counts, values if weights is None else values * weights, 0.0)
     if reduction == NONE and x.ndim > 1:
         return values, x.new_zeros(())
-    if weight is None:
-        total = counts.sum().to(x.dtype)
-    else:
-        total = torch.where(counts, _at_class(weight, target, counts), 0.0).sum()
+    total = counts.sum().to(x.dtype) if weights is None else torch.where(counts, weights, 0.0).sum()
     return (values.sum() / total if reduction == MEAN else values.sum()), total
 
 
