@@ -16,6 +16,7 @@ from iree import runtime as ireert
 
 from irongrad.graph.dtypes import to_numpy
 from irongrad.pipeline.assemble.assemble import AssembledModule
+from irongrad.runtime.calls import invoke
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.manifest import SCOPE
 from irongrad.runtime.memory import keep_freed_memory
@@ -25,6 +26,8 @@ from irongrad.runtime.vm_instance import open_device, vm_instance
 
 # In bytes. IREE 3.13.0 only imports host memory that begins at a multiple of this (runtime/src/iree/hal/buffer_heap.c).
 ALIGNMENT = 64
+
+_DEVICE = "local-task"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class TorchCall:
         results = ireert.VmVariantList(len(self._results))
         with self._lock:
             try:
-                self._context.invoke(self._function, arguments, results)
+                invoke(self._context, _DEVICE, self._function, arguments, results)
             except Exception as error:
                 raise GuardError(f"torch.compile: {reason(error)}") from error
             return [self._copied(results, i, like) for i, like in enumerate(self._results)]
@@ -113,7 +116,7 @@ def _runtime() -> tuple[Any, Any]:
     keep_freed_memory()
     give_workers_stack()
     atexit.register(_release)
-    return vm_instance(), open_device("local-task")
+    return vm_instance(), open_device(_DEVICE)
 
 
 def _release() -> None:

@@ -14,6 +14,8 @@ import torch
 from irongrad.analysis.machine import threads
 from irongrad.graph.dtypes import to_numpy
 from irongrad.passes.base import Measured
+from irongrad.runtime.calls import invoke
+from irongrad.runtime.devices import driver_of
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.runtime.transfer import to_device
 from irongrad.runtime.vm_instance import open_device, vm_instance
@@ -103,10 +105,12 @@ def calls_of(vmfb: bytes, driver: str, functions: Mapping[str, Sequence[torch.Te
     device, instance = open_device(driver), vm_instance()
     module = ireert.VmModule.copy_buffer(instance, vmfb)
     context = ireert.VmContext(instance, modules=[ireert.create_hal_module(instance, device), module])
-    return {
-        name: _call(context, module.lookup_function(name), [to_device(device, to_numpy(_filled(o))) for o in operands])
-        for name, operands in functions.items()
-    }
+
+    def call_of(name: str, operands: Sequence[torch.Tensor]) -> Call:
+        values = [to_device(device, to_numpy(_filled(o))) for o in operands]
+        return _call(context, driver_of(driver), module.lookup_function(name), values)
+
+    return {name: call_of(name, operands) for name, operands in functions.items()}
 
 
 def _filled(operand: torch.Tensor) -> torch.Tensor:
@@ -116,12 +120,12 @@ def _filled(operand: torch.Tensor) -> torch.Tensor:
     return torch.randn(operand.shape, dtype=operand.dtype, generator=generator)
 
 
-def _call(context: Any, function: Any, values: Sequence[Any]) -> Call:
+def _call(context: Any, driver: str, function: Any, values: Sequence[Any]) -> Call:
     def run() -> None:
         arguments, results = ireert.VmVariantList(len(values)), ireert.VmVariantList(1)
         for value in values:
             arguments.push_ref(value)
-        context.invoke(function, arguments, results)
+        invoke(context, driver, function, arguments, results)
 
     return run
 

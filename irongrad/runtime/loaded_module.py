@@ -15,6 +15,7 @@ import numpy as np
 from irongrad.runtime import forks
 from irongrad.runtime.arguments import as_array, as_input
 from irongrad.runtime.arrays import Array
+from irongrad.runtime.calls import invoke
 from irongrad.runtime.devices import driver_of, is_local
 from irongrad.runtime.errors import ArtifactError, GuardError, UserError
 from irongrad.runtime.manifest import BASE_SCOPE, SCOPE, EntryPoint, TensorSpec
@@ -222,7 +223,7 @@ class LoadedModule:
                 arguments.push_ref(self._buffer_view(value))
         results = ireert.VmVariantList(len(entry.outputs))
         try:
-            self._context.invoke(self._function(entry.symbol), arguments, results)
+            invoke(self._context, self.driver, self._function(entry.symbol), arguments, results)
         except Exception as error:
             raise refused_call(entry, reason(error)) from error
         return [results.get_as_object(i, ireert.HalBufferView) for i in range(len(entry.outputs))]

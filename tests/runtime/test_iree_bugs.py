@@ -106,6 +106,60 @@ def test_a_new_instance_still_disturbs_the_calls_of_other_threads(mlp_artifact):
     assert result.returncode == 3 or result.returncode < 0, result.stderr
 
 
+ON_ONE_CORE = """
+import os, statistics, sys, time
+import iree.runtime as ireert
+import numpy as np
+from irongrad.runtime.calls import invoke
+from irongrad.runtime.vm_instance import open_device, vm_instance
+
+# A new process, so that the workers of the device have this core alone, too.
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+instance, device = vm_instance(), open_device("local-task")
+with open(sys.argv[1], "rb") as code:
+    module = ireert.VmModule.copy_buffer(instance, code.read())
+context = ireert.VmContext(instance, modules=[ireert.create_hal_module(instance, device), module])
+function = module.lookup_function("f")
+
+def seconds_of_waiting(call):
+    started = time.thread_time()
+    for _ in range(30):
+        call(ireert.VmVariantList(0), ireert.VmVariantList(1))
+    return (time.thread_time() - started) / 30
+
+waits = {
+    "plain": lambda *lists: context.invoke(function, *lists),
+    "batch": lambda *lists: invoke(context, "local-task", function, *lists),
+}
+for call in waits.values():
+    seconds_of_waiting(call)
+print(*(statistics.median(seconds_of_waiting(call) for _ in range(5)) for call in waits.values()))
+print(os.sched_getscheduler(0) == os.SCHED_OTHER)
+"""
+
+
+def test_a_thread_that_waits_still_holds_up_the_workers(tmp_path):
+    """When the last check fails, `irongrad.runtime.calls` is no longer needed. Seconds of CPU that a wait takes."""
+    source, output = tmp_path / "f.mlir", tmp_path / "f.vmfb"
+    kind = "tensor<65536xf32>"
+    source.write_text(
+        f"""
+        func.func @f() -> {kind} {{
+          %c = util.unfoldable_constant dense<1.0> : {kind}
+          %0 = math.exp %c : {kind}
+          return %0 : {kind}
+        }}"""
+    )
+    result = run_tool("iree-compile", [*CPU, str(source), "-o", str(output)])
+    assert result.returncode == 0, result.stderr
+    command = [sys.executable, "-c", ON_ONE_CORE, str(output)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    plain, batch, usual = run.stdout.split()
+    assert usual == "True"
+    assert float(batch) < 0.001
+    assert float(plain) > 3 * float(batch)
+
+
 @pytest.fixture(scope="module")
 def digits_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's artifact; two thirds of its state are zeros."""
