@@ -1,6 +1,8 @@
+#define _GNU_SOURCE /* SCHED_BATCH */
 #include "module.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,7 @@ static const char initial_state[] = "state.irpa";
 struct ig_module {
   ig_bytes code; /* IREE reads it as long as the session lives */
   iree_runtime_session_t *session;
+  bool has_workers; /* other threads compute, while the one that calls waits */
 };
 
 static bool ready, keeps_64_bits;
@@ -176,6 +179,7 @@ static iree_status_t append_parameters(ig_module *module, const char *state, con
 
 static iree_status_t start(ig_module *module, const char *device_name, const char *state, const char *base) {
   const iree_allocator_t allocator = iree_allocator_system();
+  module->has_workers = strcmp(device_name, "local-task") == 0;
   iree_runtime_session_options_t session_options;
   iree_hal_device_t *device = NULL;
   iree_runtime_session_options_initialize(&session_options);
@@ -290,6 +294,23 @@ iree_status_t ig_module_push(ig_module *module, iree_vm_list_t *arguments, irong
   return status;
 }
 
+static bool take_policy(int policy) {
+  const struct sched_param usual = {.sched_priority = 0};
+  return sched_setscheduler(0, policy, &usual) == 0;
+}
+
+/* The thread that waits for the workers does not run in place of one (irongrad/runtime/calls.py). */
+static iree_status_t invoke(ig_module *module, const iree_vm_function_t *function, iree_vm_list_t *arguments,
+                            iree_vm_list_t *results) {
+  bool changed = false;
+#ifdef SCHED_BATCH
+  changed = module->has_workers && sched_getscheduler(0) == SCHED_OTHER && take_policy(SCHED_BATCH);
+#endif
+  iree_status_t status = iree_runtime_session_call(module->session, function, arguments, results);
+  if (changed) take_policy(SCHED_OTHER);
+  return status;
+}
+
 static iree_status_t run(ig_module *module, const char *symbol, iree_vm_list_t *arguments, iree_vm_list_t **results,
                          size_t result_count) {
   iree_vm_function_t function;
@@ -299,7 +320,7 @@ static iree_status_t run(ig_module *module, const char *symbol, iree_vm_list_t *
                                            results));
   IREE_RETURN_IF_ERROR(
       iree_runtime_session_lookup_function(module->session, iree_make_cstring_view(name), &function));
-  return iree_runtime_session_call(module->session, &function, arguments, *results);
+  return invoke(module, &function, arguments, *results);
 }
 
 irongrad_status ig_module_run(ig_module *module, const ig_entry *entry, iree_vm_list_t *arguments,
