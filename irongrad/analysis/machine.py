@@ -1,4 +1,4 @@
-"""What this machine's CPU can do at most, measured: arithmetic by a product, memory bandwidth by a copy."""
+"""What this machine's CPU can do at most: arithmetic by a product or by multiply-adds, memory bandwidth by a copy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Machine:
     Attributes:
         name: its name, as the operating system tells it.
         threads: the number of threads that this process may use.
-        flops: float32 operations a second of a product of two 2048 x 2048 matrices, by numpy's BLAS.
+        flops: float32 operations a second: of a product of two 2048 x 2048 matrices by numpy's BLAS, or of a compiled
+            loop of multiply-adds, whichever are more.
         bandwidth: bytes a second that a copy of 256 MiB reads and writes, with all threads.
         others: the share of all CPUs that other processes took meanwhile, from 0 to 1; None if unknown.
     """
@@ -55,10 +56,14 @@ class Machine:
         return min(self.flops, intensity * self.bandwidth)
 
 
-def measured_machine() -> Machine:
-    """Measure this machine, in about three seconds; the best of several runs counts."""
+def measured_machine(arithmetic: Callable[[], float]) -> Machine:
+    """Measure this machine, in about three seconds; the best of several runs counts.
+
+    Args:
+        arithmetic: another measure of its operations a second, for CPUs that numpy's BLAS does not use well.
+    """
     others = OtherWork()
-    return Machine(cpu_name(), threads(), _product(), _copy(), others.share())
+    return Machine(cpu_name(), threads(), max(_product(), arithmetic()), _copy(), others.share())
 
 
 def threads() -> int:
