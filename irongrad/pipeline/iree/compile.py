@@ -71,7 +71,7 @@ _LOOPS = tuple(f"\0{name.removeprefix('scf.')}\0".encode() for name in LOOPS)
 
 # Mean number of operations per kernel from which threads are used: 5 to 10 µs of one core. IREE 3.13.0's local-task
 # takes 2 to 5 µs to hand a kernel to its threads, and more on a busy machine (docs/dev/measurements, "Threads").
-_WORTH_THREADS = 800_000
+_WORTH_THREADS = 600_000
 
 # IREE's plugins for devices, by the backend that needs them. Every pass on every kernel collects the rewrite rules of
 # all loaded operators. The operators of these plugins' dialects take a tenth of the compile time.
