@@ -4,8 +4,9 @@ IREE 3.13.0's `iree_async_semaphore_multi_wait` wakes the waiting thread, and on
 thread that waited spins until it sees the mark. If Linux runs it in place of the worker that was about to write the
 mark, because all other cores are busy, it spins until its time slice is over: 4 ms that count double, as the worker
 waits for them. On two cores every second step pays that, on one core every step. A thread of the policy SCHED_BATCH is
-never run in place of one that runs, so a thread takes this policy for the time of a call. Not covered: a thread with a
-policy of its own choice, such as SCHED_FIFO, and programs that call IREE themselves, such as iree-run-module.
+never run in place of one that runs, so a thread takes this policy for the time of a call. Not covered: a worker
+whose time slice ends between the two, where other processes keep its core busy; a thread with a policy of its own
+choice, such as SCHED_FIFO; and programs that call IREE themselves, such as iree-run-module.
 """
 
 from __future__ import annotations
