@@ -1,4 +1,4 @@
-"""The most float32 operations a second of this machine's CPU: multiply-adds that stay in registers.
+"""The most float32 operations a second of this machine's CPU: chains of multiply-adds in registers.
 
 numpy's BLAS is no measure of every CPU: on a Zen 5, OpenBLAS multiplies with half of the width of AVX-512.
 """
@@ -16,21 +16,17 @@ from irongrad.runtime.calls import invoke
 from irongrad.runtime.stacks import give_workers_stack
 from irongrad.runtime.transfer import to_device
 from irongrad.runtime.vm_instance import open_device, vm_instance
+from irongrad.targets import parse_target
 
 # Each element takes part in several chains of multiply-adds, which do not wait for each other. A vector's chains fit
 # into the registers, and the next vector's into the CPU's reorder buffer. Other numbers reach less on Zen 5.
 _ELEMENTS, _CHAINS, _LENGTH = 1 << 20, 4, 16
 _REPETITIONS = 40
-_DEVICE = "local-task"
-_FLAGS = (
-    "--iree-hal-target-device=local",
-    "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
-)
+_TARGET = parse_target("llvm-cpu")
 
 
 def multiply_add_rate() -> float:
-    """Return the operations a second with all threads, the best of several runs; 0.0 where the compiler is missing."""
+    """Return the operations a second with all threads, the best of several runs; 0.0 if nothing can be compiled."""
     try:
         from irongrad.mlir.tools import run_tool
     except ImportError:
@@ -38,7 +34,7 @@ def multiply_add_rate() -> float:
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "f.mlir", Path(folder) / "f.vmfb"
         source.write_text(_program())
-        if run_tool("iree-compile", [*_FLAGS, str(source), "-o", str(output)]).returncode:
+        if run_tool("iree-compile", [*_TARGET.flags, str(source), "-o", str(output)]).returncode:
             return 0.0
         return 2 * _ELEMENTS * _CHAINS * _LENGTH / _least_seconds(output.read_bytes())
 
@@ -68,7 +64,7 @@ def _program() -> str:
 
 def _least_seconds(vmfb: bytes) -> float:
     give_workers_stack()
-    instance, device = vm_instance(), open_device(_DEVICE)
+    instance, device = vm_instance(), open_device(_TARGET.device)
     module = ireert.VmModule.copy_buffer(instance, vmfb)
     context = ireert.VmContext(instance, modules=[ireert.create_hal_module(instance, device), module])
     function, given = module.lookup_function("f"), to_device(device, np.ones(_ELEMENTS, np.float32))
@@ -77,6 +73,6 @@ def _least_seconds(vmfb: bytes) -> float:
         arguments, results = ireert.VmVariantList(1), ireert.VmVariantList(1)
         arguments.push_ref(given)
         start = time.perf_counter()
-        invoke(context, _DEVICE, function, arguments, results)
+        invoke(context, _TARGET.device, function, arguments, results)
         found.append(time.perf_counter() - start)
     return min(found)

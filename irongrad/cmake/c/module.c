@@ -179,9 +179,9 @@ static iree_status_t append_parameters(ig_module *module, const char *state, con
 
 static iree_status_t start(ig_module *module, const char *device_name, const char *state, const char *base) {
   const iree_allocator_t allocator = iree_allocator_system();
-  module->has_workers = strcmp(device_name, "local-task") == 0;
   iree_runtime_session_options_t session_options;
   iree_hal_device_t *device = NULL;
+  module->has_workers = strcmp(device_name, "local-task") == 0;
   iree_runtime_session_options_initialize(&session_options);
   IREE_RETURN_IF_ERROR(
       iree_runtime_instance_try_create_default_device(instance, iree_make_cstring_view(device_name), &device));
