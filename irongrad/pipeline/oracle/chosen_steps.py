@@ -17,7 +17,7 @@ import torch
 
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import Variant, elements_of, is_finite, is_huge, run_eager
+from irongrad.pipeline.oracle.eager_run import Variant, elements_of, is_finite, run_eager
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
 from irongrad.runtime.golden import Golden, Resting, key_of
@@ -27,8 +27,7 @@ from irongrad.step.optimizer_slots import is_foreign
 from irongrad.step.train_step import TrainStep
 
 MOST = 12
-MOST_OF_LARGE_STEPS = 2  # an eager step takes seconds
-MOST_OF_HUGE_STEPS = 1  # it takes ten
+OF_LARGE_STEPS = 1  # an eager step takes seconds; another is tried if eager does not survive the first
 
 # Equal values cancel in normalisations, which amplifies rounding: eager float32 errs by up to 1.3 of the tolerance that
 # noise derives there (BatchNorm over zeros). A wrong program errs by orders of magnitude.
@@ -71,7 +70,10 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
     """Make the first runs of each choice; `check` is called before each value, and ends the runs by an exception."""
     expected: list[Expected] = []
     skipped: list[str] = []
-    for choice in islice(choices(captured.step, graph, graph.ranges), _most(graph)):
+    large = elements_of(graph) > LARGE
+    for choice in islice(choices(captured.step, graph, graph.ranges), OF_LARGE_STEPS + 1 if large else MOST):
+        if large and len(expected) == OF_LARGE_STEPS:
+            break
         at_choice = replace(captured, step=captured.step.with_examples(choice.inputs))
         hidden = _hidden(graph, choice)
         keeps = partial(_is_compared, hidden)
@@ -90,16 +92,13 @@ def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], N
     return Chosen(tuple(expected), tuple(skipped))
 
 
-def _most(graph: StepGraph) -> int:
-    if is_huge(graph):
-        return MOST_OF_HUGE_STEPS
-    return MOST if elements_of(graph) <= LARGE else MOST_OF_LARGE_STEPS
-
-
 def choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Iterator[Choice]:
-    """Yield the choices for a step, the most telling first."""
+    """Yield the choices for a step, the most telling first; for a large step, first one for all inputs together."""
     limits = {r.input: r for r in ranges}
-    yield from _in_turn([list(_values(n, t, limits.get(n))) for n, t in step.inputs.items()])
+    lists = [found for n, t in step.inputs.items() if (found := list(_values(n, t, limits.get(n))))]
+    if elements_of(graph) > LARGE and len(lists) > 1:
+        yield _together([found[0] for found in lists])
+    yield from _in_turn(lists)
     edges: dict[str, dict[str, float]] = {}
     for hyper in _free(step, graph):
         if hyper.key in _EDGES and hyper.default != 0.0:
@@ -107,6 +106,12 @@ def choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Itera
             edges.setdefault(name, {})[hyper.name] = 0.0
     for name, hypers in edges.items():
         yield Choice(f"{name} = 0", hypers=hypers)
+
+
+def _together(parts: Sequence[Choice]) -> Choice:
+    """All of `parts` in one step."""
+    inputs = {name: values for part in parts for name, values in part.inputs.items()}
+    return Choice(" and ".join(part.about for part in parts), inputs)
 
 
 def _in_turn(lists: Sequence[Sequence[Choice]]) -> Iterator[Choice]:
@@ -209,7 +214,7 @@ def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] 
             unbounded[name] = None
 
     try:
-        run_eager(captured, graph, None, 4, None, record, None, variant)
+        run_eager(captured, graph, None, 4, None, record, None, variant, infers=False)
     except Exception:  # an optimizer may divide by its learning rate
         check()  # the error may be its own
         return None

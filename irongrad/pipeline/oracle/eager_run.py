@@ -19,6 +19,7 @@ from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import in_evaluation, mode
+from irongrad.pipeline.capture.output_names import flatten_outputs
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.step_modules import (
     EntryModule,
@@ -141,6 +142,9 @@ def run_eager(
     record: Recorder,
     skips: Skips | None = None,
     variant: Variant = PLAIN,
+    *,
+    infers: bool = True,
+    is_alone: bool = False,
 ) -> Skips:
     """Train the user's own objects for `steps` steps, pass every value to `record`, and put the objects back.
 
@@ -153,18 +157,21 @@ def run_eager(
         record: receives the values.
         skips: the updates to skip; None skips those whose gradients overflow under a dynamic loss scale.
         variant: how the run differs from the user's own training.
+        infers: whether evaluation, prediction and the user's entries are run too, before training.
+        is_alone: whether no compiler runs beside it any more, so that it may take all cores.
 
     Returns:
         The updates that were skipped.
     """
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     wide = eager_float64 if dtype is torch.float64 else nullcontext
-    cores = nullcontext() if is_huge(graph) else half_of_the_threads()
+    cores = nullcontext() if is_alone or is_huge(graph) else half_of_the_threads()
     with cores, borrowed(captured.step, dtype), VectorSigns():
         examples = {n: _cast(t, dtype).clone() for n, t in captured.step.examples.items()}
         inputs = {n: examples[n] for n in captured.step.inputs}
-        with wide(), noise_errors_suppressed(seed):  # training has tolerances, too, where evaluation has none
-            _record_inference(captured, graph, examples, noise, record)
+        if infers:
+            with wide(), noise_errors_suppressed(seed):  # training has tolerances, too, where evaluation has none
+                _record_inference(captured, graph, examples, noise, record)
         return train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
 
 
@@ -318,6 +325,26 @@ def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
     return Draws(graph.seed, number) if graph.seed is not None else nullcontext()
 
 
+class _KeepingModule(ReportingModule):
+    """The step module that keeps what the model returned, so that prediction need not run the model again."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__(step)
+        self._kept: list[tuple[str, torch.Tensor, int]] = []
+
+    def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
+        """Call the model with its own inputs, and keep its output."""
+        output = super().outputs(inputs)
+        self._kept = [(name, tensor, tensor._version) for name, tensor in flatten_outputs(output).items()]
+        return output
+
+    def taken(self) -> dict[str, torch.Tensor]:
+        """Return the kept outputs by name, and keep them no longer; none if the loss has written to one."""
+        kept, self._kept = self._kept, []
+        written = any(tensor._version != version for _, tensor, version in kept)
+        return {} if written else {name: tensor for name, tensor, _ in kept}
+
+
 def _record_inference(
     captured: CapturedStep,
     graph: StepGraph,
@@ -326,7 +353,7 @@ def _record_inference(
     record: Recorder,
 ) -> None:
     """Record evaluation and prediction; a forward may write into buffers even in evaluation mode."""
-    module = ReportingModule(captured.step)
+    module, predict = _KeepingModule(captured.step), captured.inference.get("predict")
 
     def run(function: Callable[..., T], names: Iterable[str]) -> T:
         with borrowed(captured.step), _draws(graph, 0), noise, in_evaluation(captured.step):
@@ -337,9 +364,11 @@ def _record_inference(
         record(key_of("eval", 0), loss)
         for name, value in values.items():
             record(key_of("eval", 0, name), value)
-    if (predict := captured.inference.get("predict")) is not None:
-        probe = PredictModule(module, predict.inputs)
-        outputs = evaluated(lambda: run(probe.named, predict.inputs))
+    if predict is not None:
+        outputs = module.taken()
+        if not outputs:
+            probe = PredictModule(module, predict.inputs)
+            outputs = evaluated(lambda: run(probe.named, predict.inputs))
         for name in predict.outputs:
             record(key_of("predict", 0, name), outputs[name])
     for entry in (n for n in captured.step.own_entries if n in captured.inference):

@@ -210,3 +210,20 @@ def test_a_cast_at_its_edge_is_said_to_be_unjudged(tmp_path: Path) -> None:
 
 def test_gradients_that_nothing_clears_are_those_of_each_step(tmp_path: Path) -> None:
     ig.compile(dense(), tmp_path / "step", entry_points=("grad_step", "export_gradients"))
+
+
+def test_a_large_step_has_one_choice_for_all_inputs_and_another_where_eager_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("irongrad.pipeline.oracle.chosen_steps.LARGE", 10)
+    step = dense()
+    assert abouts(step, Range("y", 0, 2))[:2] == ["all of x 0.0 and all of y 0", "all of x 0.0"]
+    made = chosen_steps(capture(step), driver.step_graph(step))
+    assert [e.golden.about for e in made.expected] == ["all of x 0.0 and all of y 0"]
+    (first,) = made.expected
+    assert not first.golden.inputs["x"].any()
+    assert not first.golden.inputs["y"].any()
+    step = replace(step, loss=lambda out, y: nn.functional.cross_entropy(out, y) / (y.sum() * out.std()).sign())
+    made = chosen_steps(capture(step), driver.step_graph(step))
+    assert [e.golden.about for e in made.expected] == ["all of x 0.0"]
+    assert made.skipped[0].startswith("all of x 0.0 and all of y 0: ")

@@ -15,8 +15,9 @@ from irongrad.frontends.compile_function import flat_function, golden_runs_of_fu
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline import package
 from irongrad.pipeline.capture.capture import CapturedStep, capture
+from irongrad.pipeline.capture.step_modules import PredictModule, StepModule
 from irongrad.pipeline.driver import step_graph
-from irongrad.pipeline.oracle import chosen_steps, expected_values, oracle
+from irongrad.pipeline.oracle import chosen_steps, eager_run, expected_values, oracle
 from irongrad.pipeline.oracle.eager_loss_scale import Skips
 from irongrad.pipeline.oracle.eager_run import half_of_the_threads, run_eager
 from irongrad.pipeline.package import Artifact
@@ -94,10 +95,10 @@ def test_all_runs_are_made_for_a_target_that_cannot_run_here(tmp_path: Path, mon
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     seeds: list[int | None] = []
 
-    def seeing(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, *rest: Any) -> Skips:
+    def seeing(captured: CapturedStep, graph: StepGraph, dtype: torch.dtype | None, *rest: Any, **more: Any) -> Skips:
         if dtype is None:
             seeds.append(rest[1])
-        return run_eager(captured, graph, dtype, *rest)
+        return run_eager(captured, graph, dtype, *rest, **more)
 
     def compiled() -> Artifact:
         seeds.clear()
@@ -151,6 +152,58 @@ def test_training_has_noise_where_evaluation_refuses_it() -> None:
     plain = oracle.Spread(oracle.Values(golden.expected))
     run_eager(capture(step), step_graph(step), None, 1, None, plain.record)
     assert golden.allowed["gradient/0/weight"] > 2 * plain.allowed("gradient/0/weight")
+
+
+class Named(nn.Linear):
+    """A layer that returns its output by name, beside the loss if it has a target."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        h = super().forward(x)
+        return {"h": h} if y is None else {"h": 2 * h, "loss": (h - y).square().mean()}
+
+
+def writing(output: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return (output["h"].sub_(y)).square().mean()
+
+
+def reading(output: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    return (output["h"] - y).square().mean()
+
+
+@pytest.mark.parametrize(("loss", "is_same"), [(reading, True), (writing, False), (None, True)])
+def test_prediction_takes_what_evaluation_has_computed(
+    monkeypatch: pytest.MonkeyPatch, loss: Any, is_same: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Named(3, 2)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, loss, optimizer, inputs, None if loss is None else ["x"])
+    captured, graph, values = capture(step), step_graph(step), oracle.Values()
+    predict, made = captured.inference["predict"].inputs, list[tuple[str, ...]]()
+
+    def noting(module: StepModule, names: tuple[str, ...]) -> PredictModule:
+        made.append(names)
+        return PredictModule(module, names)
+
+    monkeypatch.setattr(eager_run, "PredictModule", noting)
+    run_eager(captured, graph, None, 1, None, values.record)
+    assert made == ([] if is_same else [predict])
+    with torch.no_grad():
+        own = model.eval()(**{name: inputs[name] for name in predict})["h"]
+    np.testing.assert_array_equal(values.arrays["predict/0/h"], own.double().numpy())
+
+
+def test_a_run_at_rest_does_not_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Named(3, 2)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
+    step = ig.TrainStep(model, reading, torch.optim.SGD(model.parameters(), lr=0.1), inputs, ["x"])
+    captured, graph, recorded = capture(step), step_graph(step), list[str]()
+    monkeypatch.setattr(eager_run, "_record_inference", lambda *arguments: recorded.append("inference"))
+    assert chosen_steps.resting(captured, graph) is not None
+    assert not recorded
+    run_eager(captured, graph, None, 1, None, lambda key, tensor: None)
+    assert recorded == ["inference"]
 
 
 @pytest.mark.parametrize("is_left", [False, True])
