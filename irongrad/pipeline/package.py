@@ -60,7 +60,7 @@ from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report, combined
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
-from irongrad.runtime.verification import certificate
+from irongrad.runtime.verification import certificate, restart
 
 
 class Modules(Protocol):
@@ -262,7 +262,7 @@ def _restarted(session: Session) -> Session:
         target = session.target.name if session.manifest.placement is None else None
         fresh = Session(session.directory, target=target, on_nonfinite="ignore")
         return fresh.step(session.step_name) if session.step_name else fresh
-    session.load_state(session.initial_state())
+    restart(session)
     return session
 
 

@@ -16,7 +16,8 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.runtime.golden import SAMPLE, Golden, are_same, kept, read_golden, sampled, write_golden
-from irongrad.runtime.verification import largest_error
+from irongrad.runtime.session import Session
+from irongrad.runtime.verification import golden_steps, largest_error, verify
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.uint8, np.bool_)
 NUMBERS = st.floats(width=16)
@@ -104,3 +105,28 @@ def test_the_state_that_train_and_export_returns_is_verified(tmp_path: Path) -> 
     assert by_entry.keys() == {"train_and_export", "train_and_export, export_state"}
     assert {"loss/0/", "loss/2/", "state/3/weight", "state/3/bias"} <= by_entry["train_and_export"]
     assert {"state/3/weight", "state/3/bias"} <= by_entry["train_and_export, export_state"]
+
+
+def test_a_fresh_session_is_put_back_in_both_ways_and_any_other_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`reset` brings back what was loaded, which is the initial state only if nothing else was."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    inputs = {"x": torch.randn(8, 4), "y": torch.randint(0, 2, (8,))}
+    step = ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=0.1), inputs)
+    artifact = ig.compile(step, tmp_path / "out", cache=False)
+    golden = read_golden(artifact.directory / "golden.safetensors")
+    ways: list[str] = []
+    reset, load_state = Session.reset, Session.load_state
+    monkeypatch.setattr(Session, "reset", lambda self: (ways.append("reset"), reset(self))[1])
+    monkeypatch.setattr(Session, "load_state", lambda self, state: (ways.append("file"), load_state(self, state))[1])
+    assert golden_steps(artifact.load(), golden, is_fresh=True).passed
+    assert ways[0] == "file"
+    assert {*ways[1:]} == {"reset"}
+    trained = artifact.load()
+    trained.train_step(**golden.inputs)
+    trained.save(tmp_path / "trained")
+    ways.clear()
+    assert verify(artifact.load(checkpoint=tmp_path / "trained"), {"": golden}).passed
+    assert {*ways} == {"file"}

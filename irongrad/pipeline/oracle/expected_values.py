@@ -78,9 +78,12 @@ class ExpectedAtSizes:
 
 
 def verify_against(session: Session, expected: Expected) -> Report:
-    """Compare the session's values with `expected`, and make further runs until the verdict is settled."""
-    run = alternating_steps if expected.golden.order else golden_steps
-    report = run(session, expected.golden)
+    """Compare the values of a session that was loaded from the artifact alone with `expected`.
+
+    Further runs are made until the verdict is settled.
+    """
+    golden = expected.golden
+    report = alternating_steps(session, golden) if golden.order else golden_steps(session, golden, is_fresh=True)
     while report.comparisons and report.worst.ratio > SETTLED and expected.widen():
         allowed = expected.golden.allowed
         report = replace(

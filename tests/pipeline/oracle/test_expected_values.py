@@ -41,7 +41,8 @@ def runs_of(bounds: tuple[float, ...], made: list[float]) -> Iterator[Golden]:
     ("error", "runs"), [(0.1, 1), (0.75, 1), (0.8, 2), (1.1, 2), (1.2, 3), (1.9, 4), (3.9, 4), (4.1, 4), (np.inf, 4)]
 )
 def test_runs_are_made_until_the_verdict_is_clear(monkeypatch: pytest.MonkeyPatch, error: float, runs: int) -> None:
-    def golden_steps(session: object, golden: Golden) -> Report:
+    def golden_steps(session: object, golden: Golden, *, is_fresh: bool) -> Report:
+        assert is_fresh
         return Report((Comparison("train_step", KEY, error, golden.allowed[KEY]),), 1, "float64")
 
     monkeypatch.setattr(module, "golden_steps", golden_steps)

@@ -61,9 +61,9 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
     seen: list[Golden] = []
 
-    def seeing(session: Session, golden: Golden) -> Report:
+    def seeing(session: Session, golden: Golden, *, is_fresh: bool) -> Report:
         seen.append(golden)
-        return golden_steps(session, golden)
+        return golden_steps(session, golden, is_fresh=is_fresh)
 
     monkeypatch.setattr(expected_values, "golden_steps", seeing)
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
