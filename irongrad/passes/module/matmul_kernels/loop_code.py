@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import affine, arith, scf, stream
+from iree.compiler.dialects import affine, arith, scf, stream, vector
 
 from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.walk import OPERATIONS, inside
@@ -35,6 +36,37 @@ def loop(
 def vector_of(tile: Tile) -> ir.VectorType:
     """A vector of float32 of the width of `tile`."""
     return ir.VectorType.get([tile.width], ir.F32Type.get())
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a vector of float32 that are read and written; those of a part of a vector are its first.
+
+    Attributes:
+        kind: the type of the vector.
+        mask: which lanes there are; None for all.
+    """
+
+    kind: ir.VectorType
+    mask: Any = None
+
+    def first(self, count: int) -> Lanes:
+        """The first `count` of the lanes."""
+        kind = ir.VectorType.get(self.kind.shape, ir.IntegerType.get_signless(1))
+        return Lanes(self.kind, vector.create_mask(kind, [constant(count)]))
+
+    def load(self, memory: Any, place: Any) -> Any:
+        """The vector at an index of a memref of rank 1; lanes that are left out are zero."""
+        if self.mask is None:
+            return vector.load(self.kind, memory, [place])
+        return vector.maskedload(self.kind, memory, [place], self.mask, zeros(self.kind))
+
+    def store(self, values: Any, memory: Any, place: Any) -> None:
+        """Store a vector at an index of a memref of rank 1."""
+        if self.mask is None:
+            vector.store(values, memory, [place])
+        else:
+            vector.maskedstore(memory, [place], self.mask, values)
 
 
 def zeros(kind: ir.VectorType) -> Any:

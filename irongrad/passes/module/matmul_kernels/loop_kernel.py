@@ -7,8 +7,7 @@ ICML 2016).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -16,9 +15,8 @@ from math import prod
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith, hal, memref, vector
+from iree.compiler.dialects import arith, hal, memref, scf, vector
 
-from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.linalg import inputs_of
 from irongrad.mlir.walk import BOUNDS
 from irongrad.passes.module.matmul_kernels.loop_body import (
@@ -29,7 +27,8 @@ from irongrad.passes.module.matmul_kernels.loop_body import (
     slice_of,
     unmarked,
 )
-from irongrad.passes.module.matmul_kernels.loop_code import constant, each, new_executable, number, row_of, vector_of
+from irongrad.passes.module.matmul_kernels.loop_code import Lanes, constant, each, new_executable, number, row_of
+from irongrad.passes.module.matmul_kernels.loop_tiles import tile_of
 from irongrad.passes.module.matmul_kernels.places import Memory
 from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
@@ -42,13 +41,11 @@ class LoopProduct:
 
     Attributes:
         of: the product.
-        tile: the register tile; its rows are those of a strip.
         right: the right operand, as the kernel reads it.
         layout: the layout of the right operand.
     """
 
     of: Product
-    tile: Tile
     right: Any
     layout: Matrix
 
@@ -99,17 +96,20 @@ class LoopKernel:
     Attributes:
         body: the loop.
         products: its products, in order.
-        rows: the rows of the batch that one thread computes.
+        strips: into how many strips the rows of the batch are divided; a thread computes one at a time.
+        width: the number of elements in a vector.
     """
 
     body: LoopBody
     products: tuple[LoopProduct, ...]
-    rows: int
+    strips: int
+    width: int
 
     @property
-    def width(self) -> int:
-        """The number of elements in a vector."""
-        return self.products[0].tile.width
+    def counts(self) -> tuple[int, ...]:
+        """The different numbers of rows of a strip: one, or two that differ by a row."""
+        rows, larger = divmod(self.body.batch, self.strips)
+        return (rows, rows + 1) if larger else (rows,)
 
     @cached_property
     def read(self) -> list[Any]:
@@ -200,8 +200,7 @@ class LoopKernel:
 
 def executable_of(kernel: LoopKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
-    strips = kernel.body.batch // kernel.rows
-    with new_executable(name, (strips, 1, 1), kernel.tensors, kernel.operations) as (executable, bindings):
+    with new_executable(name, (kernel.strips, 1, 1), kernel.tensors, kernel.operations) as (executable, bindings):
         _Writer.of(kernel, bindings).write()
     return executable
 
@@ -245,11 +244,25 @@ class _Writer:
         return cls(kernel, values, first, rights, working[: len(kernel.products)], written)
 
     def write(self) -> None:
-        """Write the code at the current insertion point."""
+        """Write the code at the current insertion point: for strips of one size, or of two that differ by a row."""
+        d, strip = ir.AffineExpr.get_dim(0), hal.interface_workgroup_id(0)
+        rows, larger = divmod(self.kernel.body.batch, self.kernel.strips)
+        if not larger:
+            self._write_strip(number(d * rows, strip), rows)
+            return
+        is_larger = arith.cmpi(arith.CmpIPredicate.ult, strip, constant(larger))
+        branches = scf.IfOp(is_larger, has_else=True)
+        with ir.InsertionPoint(branches.then_block):
+            self._write_strip(number(d * (rows + 1), strip), rows + 1)
+            scf.yield_([])
+        with ir.InsertionPoint(branches.else_block):
+            self._write_strip(number(d * rows + larger, strip), rows)
+            scf.yield_([])
+
+    def _write_strip(self, first: Any, count: int) -> None:
+        """Write the code of a strip of `count` rows that begins at the row `first`."""
         kernel, body = self.kernel, self.kernel.body
-        d = ir.AffineExpr.get_dim(0)
-        strip = hal.interface_workgroup_id(0)
-        rows = number(d * kernel.rows, strip), number(d * kernel.rows + kernel.rows, strip)
+        rows = first, number(ir.AffineExpr.get_dim(0) + count, first)
         for carry, memory in zip(body.carries, self.first, strict=True):
             self._copy(memory, self.written[carry], carry.piece.columns, rows)
         last = max(s.stage for s in kernel.stores)
@@ -260,44 +273,56 @@ class _Writer:
                     self._store(list(group), columns, iteration, rows)
                 for index, product in enumerate(kernel.products):
                     if kernel.after[product] == stage < last:
-                        self._multiply(index, product, strip)
+                        self._multiply(index, product, first, count)
 
-    @contextmanager
-    def _each(self, rows: tuple[Any, Any], columns: int) -> Iterator[tuple[Any, Any]]:
-        """Write code for each vector of some rows of `columns` numbers, given its row and its first column."""
-        with each(*rows, 1) as row, each(constant(0), constant(columns), self.kernel.width) as column:
-            yield row, column
+    def _each(self, rows: tuple[Any, Any], columns: int, write: Callable[[Any, Any, Lanes], None]) -> None:
+        """Write code for each vector of some rows of `columns` numbers; `write` gets its row, first column and lanes.
+
+        The last vector of a row is a part of one if the columns are no whole vectors.
+        """
+        width = self.kernel.width
+        whole = columns // width * width
+        lanes = Lanes(ir.VectorType.get([width], ir.F32Type.get()))
+        with each(*rows, 1) as row:
+            if whole:
+                with each(constant(0), constant(whole), width) as column:
+                    write(row, column, lanes)
+            if columns > whole:
+                write(row, constant(whole), lanes.first(columns - whole))
 
     def _copy(self, source: Any, target: Any, columns: int, rows: tuple[Any, Any]) -> None:
         """Write code that copies rows of a matrix."""
         r, c = (ir.AffineExpr.get_dim(i) for i in range(2))
-        with self._each(rows, columns) as (row, column):
+
+        def write(row: Any, column: Any, lanes: Lanes) -> None:
             place = number(r * columns + c, row, column)
-            vector.store(vector.load(self.vector, source, [place]), target, [place])
+            lanes.store(lanes.load(source, place), target, place)
+
+        self._each(rows, columns, write)
 
     def _store(self, stores: Sequence[_Store], columns: int, iteration: Any, rows: tuple[Any, Any]) -> None:
         """Write code that computes and stores pieces of equally many columns."""
-        with self._each(rows, columns) as (row, column):
-            at = _Point(self, iteration, row, column)
+
+        def write(row: Any, column: Any, lanes: Lanes) -> None:
+            at = _Point(self, iteration, row, column, lanes)
             values = [at.value(s.piece.values, 0) for s in stores]
             for store, value in zip(stores, values, strict=True):
                 place = at.place(store.width, store.piece.column, store.step)
-                vector.store(value, self.written[store.buffer], [place])
+                lanes.store(value, self.written[store.buffer], place)
 
-    def _multiply(self, index: int, product: LoopProduct, strip: Any) -> None:
+        self._each(rows, columns, write)
+
+    def _multiply(self, index: int, product: LoopProduct, first: Any, count: int) -> None:
         """Write code that computes a product of the rows of a strip."""
         kernel, batch = self.kernel, self.kernel.body.batch
         carried = kernel.carried_left(product)
         left = self.written[product if carried is None else kernel.body.carries[carried]]
         layout = Matrix(batch * product.summands, 0, Strides(product.summands), Strides(1))
-        sizes = MatmulShape(1, batch, product.columns, product.summands)
-        of_product = ProductKernel(sizes, product.tile, layout, product.layout, False)
-        write_strip(of_product, Memory(left, self.rights[index], None, self.results[index]), strip)
-
-    @property
-    def vector(self) -> ir.Type:
-        """The type of a vector."""
-        return vector_of(self.kernel.products[0].tile)
+        sizes = MatmulShape(1, count, product.columns, product.summands)
+        tile = tile_of(count, product.columns, kernel.width)
+        pads = product.layout.elements > product.columns * product.summands
+        of_product = ProductKernel(sizes, tile, layout, product.layout, False, pads_right=pads)
+        write_strip(of_product, Memory(left, self.rights[index], None, self.results[index]), first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +334,7 @@ class _Point:
         iteration: the number of the iteration.
         row: the row in the batch.
         column: the first column.
+        lanes: how a vector is read.
         known: the vectors that are there, by value and offset.
     """
 
@@ -316,6 +342,7 @@ class _Point:
     iteration: Any
     row: Any
     column: Any
+    lanes: Lanes
     known: dict[tuple[Any, int], Any] = field(default_factory=dict)
 
     def place(self, width: int, offset: int, step: Step | None) -> Any:
@@ -354,11 +381,11 @@ class _Point:
         if len(shape) == 2:
             return self._load(memory, shape[1], offset)
         if len(shape) == 1:
-            return vector.load(self.writer.vector, memory, [number(ir.AffineExpr.get_dim(0) + offset, self.column)])
-        return vector.broadcast(self.writer.vector, memref.load(memory, [constant(0)]))
+            return self.lanes.load(memory, number(ir.AffineExpr.get_dim(0) + offset, self.column))
+        return vector.broadcast(self.lanes.kind, memref.load(memory, [constant(0)]))
 
     def _load(self, memory: Any, width: int, offset: int, step: Step | None = None) -> Any:
-        return vector.load(self.writer.vector, memory, [self.place(width, offset, step)])
+        return self.lanes.load(memory, self.place(width, offset, step))
 
     def _elementwise(self, operation: Any, offset: int) -> Any:
         """The vector that the code of a `linalg.generic` computes."""

@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import TILES, Tile
+from irongrad.memory_model.product_tiles import TILES
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.walk import inside, text_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.letters import lettered_source
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, executable_of
+from irongrad.passes.module.matmul_kernels.loop_tiles import strips_of, tile_of, width_of
 from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
 from irongrad.passes.module.matmul_kernels.products import ARCHITECTURE, Product, dimensions_of
@@ -26,15 +27,6 @@ from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 # The most tensors of a kernel: IREE 3.13.0 loads no kernel of over 32.
 _MOST_TENSORS = 30
-
-# The fewest and the most rows that one thread computes at once.
-_FEWEST_ROWS, _MOST_ROWS = 3, 16
-
-# Thread counts for which rows are divided.
-_THREADS = (2, 4, 8)
-
-# The vector registers, by the width of a vector.
-_REGISTERS = {16: 32, 8: 16}
 
 
 @dataclass(frozen=True)
@@ -46,8 +38,9 @@ class LoopKernels(ModulePass):
     After:
         %r:5 = flow.dispatch @loop_0::@loop_0(...)
 
-    IREE compiles all other loops: those of an unknown number of iterations, and those that do anything else than
-    products with fixed matrices and elementwise code.
+    IREE compiles all other loops: those of an unknown number of iterations, those over a batch of one row, whose
+    dimension IREE has removed by then, and those that do anything else than products with fixed matrices and
+    elementwise code.
     """
 
     name: ClassVar[str] = "loop-kernels"
@@ -73,22 +66,17 @@ class LoopKernels(ModulePass):
         return PassResult(launched > 0, {"loops": launched, "kernels": len(executables)})
 
 
-def _kernel(body: LoopBody, width: int) -> LoopKernel | None:
-    """The kernel of a loop; None if its sizes do not fit vectors, or if it has too many tensors."""
+def _kernel(body: LoopBody, most: int) -> LoopKernel | None:
+    """The kernel of a loop with vectors of at most `most` numbers; None if there is none, or if it has many tensors."""
     products = [p for operation in body.products if (p := _product_of(operation, body))]
-    rows = _rows(body.batch, [p.sizes["c"] for p in products], width)
-    if rows is None or len(products) < len(body.products):
+    if len(products) < len(body.products):
         return None
-    kernel = LoopKernel(body, tuple(_unpacked(product, rows, width) for product in products), rows)
-    fits = all(store.piece.columns % width == 0 for store in kernel.stores)
-    return kernel if fits and kernel.tensors <= _MOST_TENSORS else None
-
-
-def _unpacked(product: Product, rows: int, width: int) -> LoopProduct:
-    """A product with its right operand in place."""
-    sizes = product.sizes
-    tile = Tile(rows, _vectors(rows, sizes["c"], width), width)
-    return LoopProduct(product, tile, *as_it_is(product.right, "c", product))
+    columns = [p.sizes["c"] for p in products]
+    if (width := width_of(columns, most)) is None:
+        return None
+    unpacked = tuple(LoopProduct(p, *as_it_is(p.right, "c", p)) for p in products)
+    kernel = LoopKernel(body, unpacked, strips_of(body.batch, columns, width), width)
+    return kernel if kernel.tensors <= _MOST_TENSORS else None
 
 
 def _product_of(operation: Any, body: LoopBody) -> Product | None:
@@ -104,35 +92,21 @@ def _product_of(operation: Any, body: LoopBody) -> Product | None:
     return Product(operation, lettered[0], (left, "rk"), right)
 
 
-def _rows(batch: int, columns: list[int], width: int) -> int | None:
-    """How many rows one thread computes at once; None if no number of rows is good."""
-    ways = [rows for rows in range(_FEWEST_ROWS, _MOST_ROWS + 1) if batch % rows == 0]
-    ways = [rows for rows in ways if all(_vectors(rows, c, width) for c in columns)]
-
-    def time(rows: int) -> float:
-        strips = batch // rows
-        of_tile = sum((rows * v + rows + v) / v * c for c in columns for v in [_vectors(rows, c, width)])
-        return sum(-(-strips // threads) * threads for threads in _THREADS) * of_tile
-
-    return min(ways, key=time, default=None)
-
-
-def _vectors(rows: int, columns: int, width: int) -> int:
-    """The vectors in a row of a tile: as many as registers hold, and columns consist of; 0 if there are none."""
-    return next((v for v in (4, 3, 2, 1) if columns % (v * width) == 0 and rows * v + v + 1 <= _REGISTERS[width]), 0)
-
-
-def _packed(product: LoopProduct) -> LoopProduct:
-    """A product with its right operand in column blocks, if these are read faster."""
+def _packed(product: LoopProduct, kernel: LoopKernel) -> LoopProduct:
+    """A product with its right operand in column blocks, if these are read faster; blocks are of whole vectors."""
     if not product.of.has_blocks_of_columns:
         return product
-    right, layout = in_blocks(product.of)
+    columns = product.columns
+    if columns % kernel.width:
+        tiles = [tile_of(count, columns, kernel.width).columns for count in kernel.counts]
+        columns = max(-(-columns // tile) * tile for tile in tiles)
+    right, layout = in_blocks(product.of, columns)
     return replace(product, right=right, layout=layout)
 
 
 def _launch(kernel: LoopKernel, module: ir.Module, executables: dict[str, str]) -> None:
     """Replace a loop by a launch of its kernel; equal kernels share one."""
-    kernel = replace(kernel, products=tuple(map(_packed, kernel.products)))
+    kernel = replace(kernel, products=tuple(_packed(p, kernel) for p in kernel.products))
     loop = kernel.body.loop
     with ir.Location.unknown(module.context):
         executable = executable_of(kernel, "loop")

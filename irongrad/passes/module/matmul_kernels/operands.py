@@ -14,7 +14,7 @@ from irongrad.mlir.walk import outside_loops
 from irongrad.passes.module.matmul_kernels.letters import copied_by
 from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
-from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, split
+from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, padded, split
 
 
 def as_it_is(operand: Lettered, outer: str, product: Product) -> tuple[Any, Matrix]:
@@ -50,14 +50,22 @@ def in_rows(product: Product) -> Lettered:
         return copied((value, letters), order), order
 
 
-def in_blocks(product: Product) -> tuple[Any, Matrix]:
-    """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it."""
+def in_blocks(product: Product, columns: int | None = None) -> tuple[Any, Matrix]:
+    """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it.
+
+    Args:
+        product: the product.
+        columns: how many columns the blocks have together, if they have zeros behind those of the operand.
+    """
     value, letters = product.right
     before, dimension = product.operation, letters.index("c")
-    width = math.gcd(value.type.shape[dimension], WIDTH)
+    columns = product.sizes["c"] if columns is None else columns
+    width = math.gcd(columns, WIDTH)
     with before.location, ir.InsertionPoint(outside_loops(before, [value])):
+        if columns > product.sizes["c"]:
+            value = padded(value, dimension, columns)
         pieces = split(value, dimension, width), letters.replace("c", "nc")
         blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
-    of_matrix = product.sizes["c"] * product.sizes["k"]
+    of_matrix = columns * product.sizes["k"]
     steps = Strides(1, width, width * product.sizes["k"]), Strides(width)
     return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)

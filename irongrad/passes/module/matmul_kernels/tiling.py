@@ -126,6 +126,8 @@ class ProductKernel:
         multiplies_halves: whether both operands are bfloat16, multiplied as such.
         is_rounded: whether the result is rounded to bfloat16.
         most: the most rows and columns of a part.
+        pads_right: whether the right operand has zeros behind its columns, up to whole tiles. The last panel then does
+            not overlap the one before.
     """
 
     sizes: MatmulShape
@@ -138,6 +140,7 @@ class ProductKernel:
     multiplies_halves: bool = False
     is_rounded: bool = False
     most: tuple[int, int] = MOST
+    pads_right: bool = False
 
     @property
     def right_tensors(self) -> int:

@@ -61,6 +61,23 @@ def split(value: Any, dimension: int, size: int) -> Any:
     return ir.Operation.create("tensor.expand_shape", [kind], [value], attributes).result
 
 
+def padded(value: Any, dimension: int, size: int) -> Any:
+    """Append zeros to `value` along a dimension, up to `size` elements."""
+    shape = list(value.type.shape)
+    low, high = [0] * len(shape), [0] * len(shape)
+    high[dimension], shape[dimension] = size - shape[dimension], size
+    numbers = {"static_low": ir.DenseI64ArrayAttr.get(low), "static_high": ir.DenseI64ArrayAttr.get(high)}
+    attributes = {**numbers, "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0, 0])}
+    element = value.type.element_type
+    kind = ir.RankedTensorType.get(shape, element)
+    operation = ir.Operation.create("tensor.pad", [kind], [value], attributes, regions=1)
+    body = operation.regions[0].blocks.append(*[ir.IndexType.get()] * len(shape))
+    with ir.InsertionPoint(body):
+        zero = ir.Operation.create("arith.constant", [element], [], {"value": ir.FloatAttr.get(element, 0)}).result
+        ir.Operation.create("tensor.yield", operands=[zero])
+    return operation.result
+
+
 def joined(value: Any, dimension: int) -> Any:
     """Join a dimension of `value` with the next one: the tensor that was split there, if it was, or a reshape of it."""
     shape = list(value.type.shape)

@@ -62,19 +62,18 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
     ir.InsertionPoint.current.insert(executable)
 
 
-def write_strip(kernel: ProductKernel, memory: Memory, strip: Any) -> None:
-    """Write code that computes one strip of a product at the current insertion point.
+def write_strip(kernel: ProductKernel, memory: Memory, row: Any) -> None:
+    """Write code that computes a product of one strip at the current insertion point.
 
     Args:
-        kernel: the product.
+        kernel: the product; it has the rows of the strip.
         memory: its buffers.
-        strip: the index of the strip.
+        row: the first row of the strip in them.
     """
-    row = number(ir.AffineExpr.get_dim(0) * kernel.tile.rows, strip)
     with each(constant(0), constant(kernel.panels), 1) as panel:
-        column = number(ir.AffineExpr.get_dim(0) * kernel.tile.columns, panel)
+        column = _first_column(kernel, panel)
         with each(constant(0), constant(kernel.sizes.summands), kernel.depth) as summand:
-            _write_tile(kernel, memory, Place(constant(0), strip, row, panel, column, summand))
+            _write_tile(kernel, memory, Place(constant(0), constant(0), row, panel, column, summand))
 
 
 def _write(kernel: ProductKernel, memory: Memory) -> None:
@@ -88,7 +87,7 @@ def _write(kernel: ProductKernel, memory: Memory) -> None:
     over_panels = each(*_share(across, panels, kernel.panels), 1)
     over_blocks = each(constant(0), constant(sizes.summands), depth)
     with _nested(over_panels, over_blocks, turned=kernel.blocks_first) as (panel, summand):
-        column = least([d * tile.columns, fixed(sizes.columns - tile.columns)], panel)
+        column = _first_column(kernel, panel)
         if kernel.has_own_block:
             memory.right.write_block(batch, column, summand)
         if pairs:
@@ -117,6 +116,14 @@ def _nested(
             yield i, j
 
 
+def _first_column(kernel: ProductKernel, panel: Any) -> Any:
+    """The first column of a panel."""
+    d = ir.AffineExpr.get_dim(0)
+    if kernel.pads_right:
+        return number(d * kernel.tile.columns, panel)
+    return least([d * kernel.tile.columns, fixed(kernel.sizes.columns - kernel.tile.columns)], panel)
+
+
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
     """The bounds of the part with the index `part`: parts have `size` of all `count` strips or panels."""
     d = ir.AffineExpr.get_dim(0)
@@ -126,7 +133,6 @@ def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
 def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
     """Accumulate one block of the reduction dimension into the results of a tile."""
     sizes, tile = kernel.sizes, kernel.tile
-    vector_type = vector_of(tile)
     b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
     result = b * (sizes.rows * sizes.columns) + r * sizes.columns + c
     places = [
@@ -136,7 +142,9 @@ def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
     is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, constant(0))
     sums = _added(kernel, memory, place, _beginning(kernel, memory, place, is_first))
     if kernel.blocks > 1:  # the blocks before are added last, so that no chain is longer than a block
-        before = [vector.load(vector_type, memory.result, [p]) for p in places]
+        before = [
+            _stored(kernel, memory.result, p, place, (n % tile.vectors) * tile.width) for n, p in enumerate(places)
+        ]
         sums = [arith.select(is_first, x, arith.addf(x, y)) for x, y in zip(sums, before, strict=True)]
     for i in range(tile.rows):
         of_row = range(i * tile.vectors, (i + 1) * tile.vectors)
@@ -160,15 +168,33 @@ def _where_owned(kernel: ProductKernel, place: Place, i: int) -> Iterator[None]:
 
 
 def _store(kernel: ProductKernel, result: Any, sums: Any, at: Any, place: Place, beyond: int) -> None:
-    """Write code that stores a vector of results, without those that belong to the panel before."""
+    """Write code that stores a vector of results, without those of the panel before, or behind the last column."""
     if kernel.sizes.columns % kernel.tile.columns == 0:
         vector.store(sums, result, [at])
+        return
+    if kernel.pads_right:
+        vector.maskedstore(result, [at], _existing(kernel, place, beyond), sums)
         return
     p, c = (ir.AffineExpr.get_dim(i) for i in range(2))
     before = number(p * kernel.tile.columns - c - beyond, place.panel, place.column)
     kind = ir.VectorType.get([kernel.tile.width], ir.IndexType.get())
     owned = arith.cmpi(arith.CmpIPredicate.sge, vector.step(kind), vector.broadcast(kind, before))
     vector.maskedstore(result, [at], owned, sums)
+
+
+def _stored(kernel: ProductKernel, result: Any, at: Any, place: Place, beyond: int) -> Any:
+    """A vector of results that was stored before."""
+    kind = vector_of(kernel.tile)
+    if not kernel.pads_right:
+        return vector.load(kind, result, [at])
+    return vector.maskedload(kind, result, [at], _existing(kernel, place, beyond), zeros(kind))
+
+
+def _existing(kernel: ProductKernel, place: Place, beyond: int) -> Any:
+    """Which of the columns of a vector, `beyond` the first of a tile, the result has."""
+    left = number(fixed(kernel.sizes.columns - beyond) - ir.AffineExpr.get_dim(0), place.column)
+    kind = ir.VectorType.get([kernel.tile.width], ir.IndexType.get())
+    return arith.cmpi(arith.CmpIPredicate.slt, vector.step(kind), vector.broadcast(kind, left))
 
 
 def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: Any) -> list[Any]:
