@@ -326,23 +326,25 @@ def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
 
 
 class _KeepingModule(ReportingModule):
-    """The step module that keeps what the model returned, so that prediction need not run the model again."""
+    """The step module that keeps what the model returned, so that prediction need not run the model again.
+
+    Attributes:
+        kept: copies of the outputs by name, as the loss or the end of the run may change the tensors themselves.
+    """
 
     def __init__(self, step: TrainStep) -> None:
         super().__init__(step)
-        self._kept: list[tuple[str, torch.Tensor, int]] = []
+        self.kept: dict[str, torch.Tensor] = {}
 
     def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
         """Call the model with its own inputs, and keep its output."""
         output = super().outputs(inputs)
-        self._kept = [(name, tensor, tensor._version) for name, tensor in flatten_outputs(output).items()]
+        self.kept = _copied(flatten_outputs(output))
         return output
 
-    def taken(self) -> dict[str, torch.Tensor]:
-        """Return the kept outputs by name, and keep them no longer; none if the loss has written to one."""
-        kept, self._kept = self._kept, []
-        written = any(tensor._version != version for _, tensor, version in kept)
-        return {} if written else {name: tensor for name, tensor, _ in kept}
+
+def _copied(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in values.items()}
 
 
 def _record_inference(
@@ -359,20 +361,24 @@ def _record_inference(
         with borrowed(captured.step), _draws(graph, 0), noise, in_evaluation(captured.step):
             return function(*(inputs[n].clone() for n in names))
 
+    def evaluation(*values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, named = module.named(*values)
+        return loss, _copied(named)
+
     if "eval" in captured.inference:
-        loss, values = evaluated(lambda: run(module.named, captured.step.inputs))
+        loss, values = evaluated(lambda: run(evaluation, captured.step.inputs))
         record(key_of("eval", 0), loss)
         for name, value in values.items():
             record(key_of("eval", 0, name), value)
     if predict is not None:
-        outputs = module.taken()
-        if not outputs:
+        if not module.kept:
             probe = PredictModule(module, predict.inputs)
-            outputs = evaluated(lambda: run(probe.named, predict.inputs))
+            evaluated(lambda: run(probe.named, predict.inputs))
+        outputs, module.kept = module.kept, {}
         for name in predict.outputs:
             record(key_of("predict", 0, name), outputs[name])
     for entry in (n for n in captured.step.own_entries if n in captured.inference):
         made, own = captured.inference[entry], EntryModule(module, entry, captured.step.own_entries[entry])
-        outputs = evaluated(partial(run, own.named, made.inputs))
+        outputs = evaluated(partial(run, lambda *v, own=own: _copied(own.named(*v)), made.inputs))
         for name in made.outputs:
             record(key_of(entry, 0, name), outputs[name])

@@ -15,7 +15,6 @@ from irongrad.frontends.compile_function import flat_function, golden_runs_of_fu
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline import package
 from irongrad.pipeline.capture.capture import CapturedStep, capture
-from irongrad.pipeline.capture.step_modules import PredictModule, StepModule
 from irongrad.pipeline.driver import step_graph
 from irongrad.pipeline.oracle import chosen_steps, eager_run, expected_values, oracle
 from irongrad.pipeline.oracle.eager_loss_scale import Skips
@@ -166,32 +165,65 @@ def writing(output: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
     return (output["h"].sub_(y)).square().mean()
 
 
+def writing_data(output: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    """Autograd and the counter of a tensor's versions notice nothing."""
+    output["h"].data.mul_(3.0)
+    return reading(output, y)
+
+
 def reading(output: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
     return (output["h"] - y).square().mean()
 
 
-@pytest.mark.parametrize(("loss", "is_same"), [(reading, True), (writing, False), (None, True)])
-def test_prediction_takes_what_evaluation_has_computed(
-    monkeypatch: pytest.MonkeyPatch, loss: Any, is_same: bool
-) -> None:
+@pytest.mark.parametrize("loss", [reading, writing, writing_data, None])
+def test_prediction_takes_what_evaluation_has_computed(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
     torch.manual_seed(0)
     model = Named(3, 2)
     inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ig.TrainStep(model, loss, optimizer, inputs, None if loss is None else ["x"])
     captured, graph, values = capture(step), step_graph(step), oracle.Values()
-    predict, made = captured.inference["predict"].inputs, list[tuple[str, ...]]()
-
-    def noting(module: StepModule, names: tuple[str, ...]) -> PredictModule:
-        made.append(names)
-        return PredictModule(module, names)
-
-    monkeypatch.setattr(eager_run, "PredictModule", noting)
+    monkeypatch.setattr(eager_run, "PredictModule", None)
     run_eager(captured, graph, None, 1, None, values.record)
-    assert made == ([] if is_same else [predict])
     with torch.no_grad():
-        own = model.eval()(**{name: inputs[name] for name in predict})["h"]
+        own = model.eval()(**{name: inputs[name] for name in captured.inference["predict"].inputs})["h"]
     np.testing.assert_array_equal(values.arrays["predict/0/h"], own.double().numpy())
+
+
+class Inferring(nn.Linear):
+    """A layer that also returns a tensor which has no counter of versions."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode():
+            doubled = x * 2
+        return super().forward(x), doubled
+
+
+class CountingCalls(nn.Linear):
+    """A layer that also returns a buffer to which it adds, also in evaluation mode."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__(inner, outer)
+        self.register_buffer("calls", torch.zeros(outer))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls.add_(1.0)
+        return super().forward(x) + self.calls * 0.1, self.calls
+
+
+@pytest.mark.parametrize("entry_points", [None, ("train_step", "predict")])
+@pytest.mark.parametrize("kind", [Inferring, CountingCalls])
+def test_any_tensor_may_be_an_output(tmp_path: Path, kind: Any, entry_points: Any) -> None:
+    """What the model returns is what it was when it returned, whatever becomes of the tensor."""
+    torch.manual_seed(0)
+    model = kind(3, 2)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, lambda out, y: (out[0] - y).square().mean(), optimizer, inputs, ["x"])
+    artifact = ig.compile(step, tmp_path / "out", entry_points=entry_points, cache=False)
+    _, second = artifact.load().predict(x=inputs["x"].numpy()).values()
+    with torch.no_grad():
+        np.testing.assert_array_equal(second, model.eval()(inputs["x"])[1].numpy())
 
 
 def test_a_run_at_rest_does_not_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
