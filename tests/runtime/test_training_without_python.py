@@ -92,7 +92,7 @@ def test_a_script_that_is_killed_at_any_moment_trains_as_a_session_does(artifact
     while True:
         process = started(place)
         try:
-            assert process.wait(moments.uniform(0.01, 0.1 + kills / 50)) == 0, (place / "log").read_text()
+            assert process.wait(moments.uniform(0.01, 0.04 + kills / 50)) == 0, (place / "log").read_text()
             break
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
