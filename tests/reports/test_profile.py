@@ -20,6 +20,7 @@ from irongrad.analysis.file import read_analysis
 from irongrad.analysis.machine import Machine
 from irongrad.analysis.totals import executed, kernel_name
 from irongrad.cli import profile as verb
+from irongrad.reports import profiler
 from irongrad.reports.perfetto import slices_of
 from irongrad.reports.profile import KernelTime, Profile, Span, read_profile
 from irongrad.reports.profiler import gaps
@@ -177,3 +178,21 @@ def test_the_profile_of_another_artifact_is_refused(artifact: Path, profiled: Pr
             read_profile(tmp_path / name, other.manifest, analysis)
     with pytest.raises(UserError, match="cannot be read"):
         read_profile(tmp_path / "missing", other.manifest, analysis)
+
+
+def test_a_record_without_some_launches_of_the_last_call_is_refused(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the number of all launches would do."""
+    events = profiler._events
+
+    def damaged(bundle: Path) -> Any:
+        found = events(bundle)
+        others = [event for event in found if event.kernel != found[0].kernel]
+        return [others[0], *found[1:]]
+
+    monkeypatch.setattr(profiler, "_events", damaged)
+    result = CliRunner().invoke(verb.command, [str(artifact), "--steps", "5", "--device", "local-task"])
+    assert isinstance(result.exception, UserError)
+    assert "some not as often in each" in str(result.exception)
+    assert "add --device local-sync" in str(result.exception)
