@@ -106,9 +106,14 @@ class LoopKernel:
     width: int
 
     @property
+    def division(self) -> tuple[int, int]:
+        """The rows of a strip, and how many strips, the first ones, have one more."""
+        return divmod(self.body.batch, self.strips)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """The different numbers of rows of a strip: one, or two that differ by a row."""
-        rows, larger = divmod(self.body.batch, self.strips)
+        rows, larger = self.division
         return (rows, rows + 1) if larger else (rows,)
 
     @cached_property
@@ -246,7 +251,7 @@ class _Writer:
     def write(self) -> None:
         """Write the code at the current insertion point: for strips of one size, or of two that differ by a row."""
         d, strip = ir.AffineExpr.get_dim(0), hal.interface_workgroup_id(0)
-        rows, larger = divmod(self.kernel.body.batch, self.kernel.strips)
+        rows, larger = self.kernel.division
         if not larger:
             self._write_strip(number(d * rows, strip), rows)
             return
