@@ -31,7 +31,7 @@ from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.checkpoint import header
 from irongrad.runtime.devices import is_local
 from irongrad.runtime.errors import InternalError, VerificationError
-from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
+from irongrad.runtime.golden import Golden, are_same, is_later, kept, read_golden, write_golden
 from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import (
     ANALYSIS,
@@ -239,20 +239,31 @@ def _verified(session: Session, expected: Mapping[str, ExpectedAtSizes]) -> Repo
 
 
 def _verified_step(session: Session, expected: ExpectedAtSizes) -> Report:
-    own = verify_against(session, expected.own)
-    check_report(own, expected.own.golden)
+    reports: list[Report] = []
     chosen: list[str] = []
     left_out = list(expected.skipped)
-    for values in expected.others:
-        session = _restarted(session)
-        report, about = verify_against(session, values), values.golden.about
-        # The example's own values are judged: at a chosen step, another gradient may be zero but for rounding.
-        if about and not report.passed and set(report.wrong) <= set(report.unjudged):
-            left_out.append(f"{about}: {', '.join(dict.fromkeys(c.key for c in report.wrong))} cannot be judged")
+    for values in (expected.own, *expected.others):
+        session = _restarted(session) if reports else session
+        reports.append(verify_against(session, values))
+        if unjudged := _unjudged_choice(reports[-1], values.golden):
+            left_out.append(unjudged)
             continue
-        check_report(report, values.golden)
-        chosen += [about] if about else []
-    return replace(own, chosen=tuple(chosen), skipped=tuple(left_out))
+        check_report(reports[-1], values.golden)
+        chosen += [values.golden.about] if values.golden.about else []
+    return replace(reports[0], chosen=tuple(chosen), skipped=tuple(left_out))
+
+
+def _unjudged_choice(report: Report, golden: Golden) -> str:
+    """Why values that a choice computes cannot be judged, if nothing else is wrong; empty otherwise.
+
+    The example's own values are judged. At a chosen step, another gradient may be zero but for rounding.
+    """
+    wrong = report.wrong
+    if not golden.about or not wrong or not set(wrong) <= set(report.unjudged):
+        return ""
+    if golden.later and not all(is_later(c.key) for c in wrong):
+        return ""
+    return f"{golden.about}: {', '.join(dict.fromkeys(c.key for c in wrong))} cannot be judged"
 
 
 def _restarted(session: Session) -> Session:
@@ -276,7 +287,7 @@ def check_report(report: Report, golden: Golden) -> None:
         return
     bad = report.wrong
     rows = "\n".join(f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8])
-    chosen = f" at {golden.about}" if golden.about else ""
+    chosen = f" at {golden.about}{' in the second step' if golden.later else ''}" if golden.about else ""
     skips = _OTHER_SKIPS if _skips_differ(bad) else ""
     if set(bad) <= set(report.unjudged):
         names = ", ".join(dict.fromkeys(c.key for c in bad))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from irongrad.runtime.errors import UserError
@@ -45,7 +45,7 @@ def run_module(
     entry: str,
     *,
     inputs: Mapping[str, Path | str] | None = None,
-    hypers: Mapping[str, float] | None = None,
+    hypers: Mapping[str, float | Sequence[float]] | None = None,
     state: Path | None = None,
     base: Path | None = None,
     target: str | None = None,
@@ -61,7 +61,8 @@ def run_module(
         entry: the name of an entry point; of several steps, with the step's name before a dot.
         inputs: by name, a file (see `file_value`) or a value in iree-run-module's notation. All other inputs are filled
             with their smallest valid value.
-        hypers: hyperparameter values by name; all others take their defaults.
+        hypers: hyperparameter values by name, for `train_steps` perhaps one for each step; all others take their
+            defaults.
         state: a checkpoint or parameter file; the artifact's initial state by default. It may lack what is frozen.
         base: the base file; where it was when the artifact was compiled by default.
         target: the name of the target; the first target by default.
@@ -181,7 +182,10 @@ def _input(spec: TensorSpec, inputs: Mapping[str, Path | str], size: int) -> str
     return value if isinstance(value, str) else file_value(spec, value, size)
 
 
-def _hyper(entry: EntryPoint, name: str, manifest: Manifest, values: Mapping[str, float], size: int) -> str:
+def _hyper(
+    entry: EntryPoint, name: str, manifest: Manifest, values: Mapping[str, float | Sequence[float]], size: int
+) -> str:
     default = next(h.default for h in manifest.hypers if h.name == name)
-    value = repr(float(values.get(name, default)))
+    given = values.get(name, default)
+    value = repr(float(given)) if isinstance(given, float | int) else " ".join(repr(float(v)) for v in given)
     return f"{size}xf64={value}" if entry.is_stacked else value

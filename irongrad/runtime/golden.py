@@ -37,6 +37,12 @@ def key_of(kind: str, step: int, name: str = "") -> str:
     return f"{kind}/{step}/{name}"
 
 
+def is_later(key: str) -> bool:
+    """Whether the value of a key comes from the inputs of a later step than the first (`Golden.later`)."""
+    kind, step, _ = key.split("/", 2)
+    return int(step) > (1 if kind == "state" else 0)
+
+
 def sampled(value: Array) -> Array:
     """Return the elements that golden values keep, flat: a small tensor whole, a fixed random subset of a large one.
 
@@ -68,7 +74,7 @@ class Resting:
 
 @dataclass(frozen=True)
 class Golden:
-    """Expected values of the first training steps, all on the same inputs.
+    """Expected values of the first training steps.
 
     Attributes:
         steps: the number of training steps.
@@ -78,8 +84,12 @@ class Golden:
             values come from an artifact.
         allowed: the largest acceptable absolute error, by key.
         hypers: hyperparameters whose values are not their defaults.
-        about: what the inputs or the hyperparameters are, for a message; empty for those of the example.
+        about: what the inputs (or those of the later steps) or the hyperparameters are, for a message; empty for those
+            of the example.
         resting: what eager does when nothing may move; None if that is not known.
+        later: inputs that replace the example's after the first step, by name; evaluation and the other entry points
+            without an update are expected at both. Empty if every step has the example's.
+        first_hypers: hyperparameters of the first step alone, by name.
         order: for several steps over one state that run in turn, their names in this order. The inputs have the name of
             the step before theirs, and only the losses and the state at the end are expected.
     """
@@ -92,11 +102,33 @@ class Golden:
     hypers: Mapping[str, float] = field(default_factory=dict)
     about: str = ""
     resting: Resting | None = None
+    later: Mapping[str, Array] = field(default_factory=dict)
+    first_hypers: Mapping[str, float] = field(default_factory=dict)
     order: tuple[str, ...] = ()
 
-    def inputs_of(self, entry: EntryPoint) -> dict[str, Array]:
-        """The inputs of an entry point, by the names that it has for them."""
-        return {spec.name: self.inputs[entry.key(spec.name)] for spec in entry.inputs if spec.name != TICKET}
+    @property
+    def batches(self) -> range:
+        """The numbers of the steps whose inputs differ from those of the steps before."""
+        return range(2 if self.later else 1)
+
+    def inputs_of(self, entry: EntryPoint, step: int = 0) -> dict[str, Array]:
+        """The inputs of an entry point in a step, by the names that it has for them."""
+        given = {**self.inputs, **self.later} if step else self.inputs
+        return {spec.name: given[entry.key(spec.name)] for spec in entry.inputs if spec.name != TICKET}
+
+    def hypers_of(self, step: int) -> dict[str, float]:
+        """The hyperparameters of a step whose values are not their defaults."""
+        return {**self.hypers, **({} if step else self.first_hypers)}
+
+    def stacked_hypers(self, defaults: Mapping[str, float]) -> dict[str, list[float]]:
+        """Those of all steps, for an entry point that takes them in one call."""
+        of_steps = [{**defaults, **self.hypers_of(step)} for step in range(self.steps)]
+        return {name: [hypers[name] for hypers in of_steps] for name in {**self.hypers, **self.first_hypers}}
+
+    def stacked_inputs_of(self, entry: EntryPoint) -> dict[str, Array]:
+        """The inputs of an entry point that takes all steps in one call, one behind the other."""
+        of_steps = [self.inputs_of(entry, step) for step in range(self.steps)]
+        return {name: np.stack([inputs[name] for inputs in of_steps]) for name in of_steps[0]}
 
 
 def kept(golden: Golden) -> Golden:
@@ -107,9 +139,10 @@ def kept(golden: Golden) -> Golden:
 
 def are_same(one: Golden, other: Golden) -> bool:
     """Return whether two sets of golden values are equal bit for bit."""
-    about = [(g.steps, g.oracle, dict(g.allowed), dict(g.hypers), g.resting, g.order) for g in (one, other)]
-    arrays = _same_arrays(one.inputs, other.inputs) and _same_arrays(one.expected, other.expected)
-    return about[0] == about[1] and arrays
+    hypers = [[g.hypers_of(step) for step in (0, 1)] for g in (one, other)]
+    about = [(g.steps, g.oracle, dict(g.allowed), g.resting, g.order) for g in (one, other)]
+    arrays = [(g.inputs, g.later, g.expected) for g in (one, other)]
+    return about[0] == about[1] and hypers[0] == hypers[1] and all(map(_same_arrays, *arrays))
 
 
 def _same_arrays(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
@@ -121,12 +154,14 @@ def _same_arrays(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 
 def write_golden(golden: Golden, path: Path) -> None:
     """Write golden values to a safetensors file, large tensors as samples."""
-    arrays = {f"input/{n}": np.asarray(a, order="C") for n, a in golden.inputs.items()}
-    arrays |= {f"expected/{k}": np.asarray(a, order="C") for k, a in kept(golden).expected.items()}
+    kinds = {"input": golden.inputs, "later": golden.later, "expected": kept(golden).expected}
+    arrays = {f"{kind}/{n}": np.asarray(a, order="C") for kind, named in kinds.items() for n, a in named.items()}
     # All metadata has one key: safetensors writes several keys in an order that differs from run to run.
     about: dict[str, object] = {"steps": golden.steps, "oracle": golden.oracle, "allowed": dict(golden.allowed)}
     if golden.resting is not None:
         about["resting"] = asdict(golden.resting)
+    if golden.first_hypers:
+        about["first_hypers"] = dict(golden.first_hypers)
     if golden.order:
         about["order"] = golden.order
     path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))
@@ -145,9 +180,12 @@ def read_golden(path: Path) -> Golden:
         raise ArtifactError(
             f"{path} is not a readable golden file: {error}. Copy or compile the artifact again"
         ) from None
-    inputs = {k.removeprefix("input/"): a for k, a in arrays.items() if k.startswith("input/")}
-    expected = {k.removeprefix("expected/"): a for k, a in arrays.items() if k.startswith("expected/")}
-    return Golden(about.steps, about.oracle, inputs, expected, about.allowed, resting=about.resting, order=about.order)
+    inputs, later, expected = (
+        {k.removeprefix(kind): a for k, a in arrays.items() if k.startswith(kind)}
+        for kind in ("input/", "later/", "expected/")
+    )
+    found = Golden(about.steps, about.oracle, inputs, expected, about.allowed)
+    return replace(found, resting=about.resting, later=later, first_hypers=about.first_hypers, order=about.order)
 
 
 def read_goldens(directory: Path, manifest: Manifest) -> dict[str, Golden]:
@@ -167,4 +205,5 @@ class _About:
     oracle: str
     allowed: dict[str, float]
     resting: Resting | None = None
+    first_hypers: dict[str, float] = field(default_factory=dict)
     order: tuple[str, ...] = ()

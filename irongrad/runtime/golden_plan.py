@@ -22,7 +22,7 @@ from irongrad.runtime.arrays import Array
 from irongrad.runtime.commands import file_value, filled_value, run_module
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import Golden, key_of
-from irongrad.runtime.manifest import OF_STATE, STACKED, STEPS_DIM, TICKET, EntryPoint, Manifest, TargetSpec, TensorSpec
+from irongrad.runtime.manifest import OF_STATE, STACKED, STEPS_DIM, EntryPoint, Manifest, TargetSpec, TensorSpec
 from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
 from irongrad.runtime.safetensors_file import numpy_dtype
 
@@ -132,28 +132,30 @@ class _Planner:
             if (refusal := _NEEDS_A_CALL_BEFORE.get(point.name)) is not None:
                 self._add(point, "", inputs, refusal=refusal)
                 continue
-            self._matches(point, "", inputs, self._expected(point))
+            hypers: Mapping[str, float | Sequence[float]] = self._golden.hypers_of(0)
+            if point.is_stacked:
+                hypers = self._golden.stacked_hypers({h.name: h.default for h in self._manifest.hypers})
+            self._matches(point, "", inputs, self._expected(point), hypers=hypers)
             if point.name not in OF_STATE:
                 self._refusals(point, inputs)
             if point.name == "train_step":
                 for step in filter(self._has_state, range(1, self._golden.steps)):
-                    reported = self._reported(point, step)
-                    self._matches(point, f".from_step_{step}", inputs, reported, self._state(step))
+                    reported, given = self._reported(point, step), self._inputs(point, step)
+                    self._matches(point, f".from_step_{step}", given, reported, self._state(step))
 
-    def _inputs(self, point: EntryPoint) -> dict[str, Path | str]:
-        """Return the files that hold the golden inputs of an entry point, by name."""
+    def _inputs(self, point: EntryPoint, step: int = 0) -> dict[str, Path | str]:
+        """Return the files that hold the golden inputs of an entry point in a step, by name."""
         if point.name == "import_state":
             return {s.name: self._file("state", s, self._initial[s.name], compared=True) for s in point.inputs}
         if point.name == "import_gradients":
             return {}
-        stack = self._golden.steps if point.is_stacked else 0
+        golden = self._golden
+        inputs = golden.stacked_inputs_of(point) if point.is_stacked else golden.inputs_of(point, step)
         files: dict[str, Path | str] = {}
-        for spec in [s for s in point.inputs if s.name != TICKET]:
+        for spec in [s for s in point.inputs if s.name in inputs]:
             key = point.key(spec.name)
-            value = self._golden.inputs[key]
-            array = np.stack([value] * stack) if stack else value
-            named = replace(spec, name=key)
-            files[spec.name] = self._file("stacked" if stack else "inputs", named, array, compared=False)
+            folder = "stacked" if point.is_stacked else "later" if step and key in golden.later else "inputs"
+            files[spec.name] = self._file(folder, replace(spec, name=key), inputs[spec.name], compared=False)
         return files
 
     def _expected(self, point: EntryPoint) -> dict[str, _Expected]:
@@ -219,13 +221,14 @@ class _Planner:
         inputs: Mapping[str, Path | str],
         expected: Mapping[str, _Expected],
         state: Path | None = None,
+        hypers: Mapping[str, float | Sequence[float]] | None = None,
     ) -> None:
         """Check outputs in one run, or each in its own run if their tolerances differ: a run takes one tolerance."""
         single = len({e.allowed for e in expected.values()}) < 2
         for names in [list(expected)] if single else [[n] for n in expected]:
             flags = self._comparison(point, suffix, {n: expected[n] for n in names}) if names else []
             own = suffix if single else f"{suffix}.{names[0]}"
-            self._add(point, own, inputs, flags=flags, state=state)
+            self._add(point, own, inputs, flags=flags, state=state, hypers=hypers)
 
     def _comparison(self, point: EntryPoint, suffix: str, expected: Mapping[str, _Expected]) -> list[str]:
         folder = "state" if point.name == "export_state" else f"expected/{point.name}{suffix}"
@@ -297,6 +300,7 @@ class _Planner:
         *,
         flags: list[str] | None = None,
         state: Path | None = None,
+        hypers: Mapping[str, float | Sequence[float]] | None = None,
         refusal: str = "",
     ) -> None:
         device = self._device
@@ -309,6 +313,7 @@ class _Planner:
             Path(ARTIFACT),
             point.symbol,
             inputs=inputs,
+            hypers=hypers,
             state=state,
             base=Path(BASE),
             target=self._target.name,

@@ -95,9 +95,9 @@ def _run(directory: Path, manifest: Manifest, golden: Golden, step_name: str, ba
         found |= {key_of(entry.name, 0, s.name): a for s, a in zip(entry.outputs, outputs, strict=True)}
     if {"train_step", "export_state"} <= has:
         session = _loaded(directory, step_name, base)
-        for step in range(1, golden.steps):
-            session.train_step(**golden.inputs_of(session.entry("train_step")))
-            found |= {key_of("state", step, n): a for n, a in session.state().items()}
+        for step in range(golden.steps - 1):
+            session.train_step(**golden.inputs_of(session.entry("train_step"), step), **golden.hypers_of(step))
+            found |= {key_of("state", step + 1, n): a for n, a in session.state().items()}
     return found
 
 

@@ -18,6 +18,7 @@ from irongrad.runtime.report import Comparison, Report, combined
 from irongrad.runtime.session import Session
 
 _BLOCK = 1 << 16  # elements
+_WITHOUT_GRADIENTS = {"apply_step", "export_gradients", "import_gradients"}  # takes a step whose gradients are zero
 _SIGNED_WITH = {"irongrad": "irongrad", "iree": "iree-base-runtime"}
 
 
@@ -103,11 +104,12 @@ def _runs(session: Session, golden: Golden) -> Iterator[Callable[[Session, Golde
     has = {e.name for e in session.manifest.entry_points}
     results: dict[str, Array] = {}  # of train_step, for train_steps
     if "call" in has:
-        yield partial(_call, "call")
-    if "eval_step" in has:
-        yield _eval_step
-    for name in (e.name for e in session.manifest.entry_points if e.is_inference):
-        yield partial(_call, name)
+        yield partial(_call, "call", 0)
+    for number in golden.batches:
+        if "eval_step" in has:
+            yield partial(_eval_step, number)
+        for name in (e.name for e in session.manifest.entry_points if e.is_inference):
+            yield partial(_call, name, number)
     if "train_step" in has:
         yield partial(_train_step, results)
     if "finish_step" in has:
@@ -117,7 +119,8 @@ def _runs(session: Session, golden: Golden) -> Iterator[Callable[[Session, Golde
     for name in STACKED:
         if name in has and not (session.is_sharded and name == TRAIN_AND_EXPORT):  # it exports the state of all ranks
             yield partial(_stacked_steps, name, results)
-    if golden.resting is not None and "export_state" in has:
+    rests = has >= _WITHOUT_GRADIENTS or ("train_step" in has and not golden.first_hypers)
+    if golden.resting is not None and "export_state" in has and rests:
         yield partial(_at_rest, golden.resting)
 
 
@@ -148,19 +151,19 @@ def signed(report: Report, device: str) -> Certificate:
     return replace(certificate(report, device), name=name, versions=versions, date=date)
 
 
-def _eval_step(session: Session, golden: Golden, found: list[Comparison]) -> None:
-    for name, value in _reported(session, golden, "eval_step").items():
-        _compare(found, golden, "eval_step", key_of("eval", 0, name), value)
+def _eval_step(number: int, session: Session, golden: Golden, found: list[Comparison]) -> None:
+    for name, value in _reported(session, golden, "eval_step", number).items():
+        _compare(found, golden, "eval_step", key_of("eval", number, name), value)
 
 
-def _reported(session: Session, golden: Golden, entry: str) -> dict[str, Array]:
-    """The loss that an entry point returns, under an empty name, and the values beside it by name."""
+def _reported(session: Session, golden: Golden, entry: str, step: int = 0) -> dict[str, Array]:
+    """The loss that an entry point returns in a step, under an empty name, and the values beside it by name."""
     point = session.entry(entry)
-    inputs = golden.inputs_of(point)
+    inputs = golden.stacked_inputs_of(point) if point.is_stacked else golden.inputs_of(point, step)
+    hypers: Mapping[str, object] = golden.hypers_of(step)
     if point.is_stacked:
-        inputs = {name: np.stack([value] * golden.steps) for name, value in inputs.items()}
-    hypers = golden.hypers if point.hypers else {}
-    loss, *values = session.call(entry, {**inputs, **hypers})
+        hypers = golden.stacked_hypers({h.name: h.default for h in session.manifest.hypers})
+    loss, *values = session.call(entry, {**inputs, **(hypers if point.hypers else {})})
     return {"": loss} | dict(zip([s.name for s in point.outputs[1:]], values, strict=True))
 
 
@@ -170,16 +173,21 @@ def _keyed(reported: Mapping[str, Array], step: int) -> dict[str, Array]:
 
 
 def _train_step(results: dict[str, Array], session: Session, golden: Golden, found: list[Comparison]) -> None:
+    rests = golden.resting is not None and bool(golden.first_hypers)
+    before = session.state(_parameters(session)) if rests else {}
     for step in range(golden.steps):
-        values = _keyed(_reported(session, golden, "train_step"), step)
+        state: dict[str, Array] = {}  # the next one takes its memory
+        values = _keyed(_reported(session, golden, "train_step", step), step)
         results |= values
         for key, value in values.items():
             _compare(found, golden, "train_step", key, value)
         state = _state(session)
         _compare_state(found, golden, "train_step", step + 1, state)
-        if step + 1 == golden.steps and any(session.manifest.entry_point(name) is not None for name in STACKED):
-            results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
-        del state  # the next one takes its memory
+        if golden.resting is not None and before:
+            found += _moved("train_step, lr=0", golden.resting, before, state)
+            before = {}
+    if any(session.manifest.entry_point(name) is not None for name in STACKED):
+        results |= {key_of("state", golden.steps, name): value for name, value in state.items()}
 
 
 def _stacked_steps(
@@ -208,29 +216,32 @@ def _stacked_steps(
 
 def _at_rest(at_rest: Resting, session: Session, golden: Golden, found: list[Comparison]) -> None:
     """Take the steps of `Resting`: without gradients from the initial state, and without a learning rate later."""
-    has = {e.name for e in session.manifest.entry_points}
-    if has >= {"apply_step", "export_gradients", "import_gradients"}:
+    parameters, has = _parameters(session), {e.name for e in session.manifest.entry_points}
+    if has >= _WITHOUT_GRADIENTS:
         for hypers, name in ((at_rest.hypers, "apply_step, gradients=0, lr=0"), ({}, "apply_step, gradients=0")):
             session.load_gradients({n: np.zeros_like(a) for n, a in session.gradients()[0].items()}, 1)
-            before = _state(session)
+            before = session.state(parameters) if hypers else {}
             session.apply_step(**hypers)
-            found += _moved(name, at_rest, session, before, may_move=not hypers)
-    if "train_step" in has:
+            found += _moved(name, at_rest, before, _state(session))
+    if "train_step" in has and not golden.first_hypers:  # or the first golden step is this one
         inputs = golden.inputs_of(session.entry("train_step"))
         session.train_step(**inputs)
-        before = _state(session)
+        before = session.state(parameters)
         session.train_step(**inputs, **at_rest.hypers)
-        found += _moved("train_step, lr=0", at_rest, session, before)
+        found += _moved("train_step, lr=0", at_rest, before, _state(session))
+
+
+def _parameters(session: Session) -> frozenset[str]:
+    return frozenset(s.name for s in session.manifest.state if s.role is Role.PARAMETER)
 
 
 def _moved(
-    entry: str, at_rest: Resting, session: Session, before: Mapping[str, Array], *, may_move: bool = False
+    entry: str, at_rest: Resting, before: Mapping[str, Array], after: Mapping[str, Array]
 ) -> Iterator[Comparison]:
-    """Compare parameters with those before, bit for bit; all other state only has to be finite."""
-    parameters = {s.name for s in session.manifest.state if s.role is Role.PARAMETER} - set(at_rest.moving)
-    for name, value in _state(session).items():
+    """Compare the parameters that are given with those before, bit for bit; all other state only has to be finite."""
+    for name, value in after.items():
         key = key_of("state", 0, name)
-        if name in parameters and not may_move:
+        if name in before and name not in at_rest.moving:
             yield Comparison(entry, key, largest_error(value, before[name]), 0.0, value.size)
         if name not in at_rest.unbounded:
             yield Comparison(entry, key, _unbounded(value), 0.0)
@@ -238,33 +249,33 @@ def _moved(
 
 def _accumulation(has: set[str], session: Session, golden: Golden, found: list[Comparison]) -> None:
     for step in range(golden.steps if "apply_step" in has else 1):
-        for key, value in _keyed(_reported(session, golden, "grad_step"), step).items():
+        for key, value in _keyed(_reported(session, golden, "grad_step", step), step).items():
             _compare(found, golden, "grad_step", key, value)
         if "export_gradients" in has:
             for name, gradient in session.gradients()[0].items():
                 _compare(found, golden, "grad_step", key_of("gradient", step, name), gradient)
         if "apply_step" in has:
-            session.apply_step(**golden.hypers)
+            session.apply_step(**golden.hypers_of(step))
             _compare_state(found, golden, "apply_step", step + 1, _state(session))
 
 
 def _in_pieces(session: Session, golden: Golden, found: list[Comparison]) -> None:
     forward, finish = session.entry("forward"), session.entry("finish_step")
     for step in range(golden.steps):
-        outputs, ticket = session.forward(**golden.inputs_of(forward))
+        outputs, ticket = session.forward(**golden.inputs_of(forward, step))
         for name, value in outputs.items():
             _compare(found, golden, "forward", key_of("forward", step, name), value)
-        rest = golden.inputs_of(finish)
-        loss = session.finish_step(ticket, **rest, **golden.hypers)
+        rest = golden.inputs_of(finish, step)
+        loss = session.finish_step(ticket, **rest, **golden.hypers_of(step))
         _compare(found, golden, "finish_step", key_of("loss", step), np.asarray(loss))
         _compare_state(found, golden, "finish_step", step + 1, _state(session))
 
 
-def _call(name: str, session: Session, golden: Golden, found: list[Comparison]) -> None:
+def _call(name: str, number: int, session: Session, golden: Golden, found: list[Comparison]) -> None:
     entry = session.entry(name)
-    outputs = session.call(name, golden.inputs_of(entry))
+    outputs = session.call(name, golden.inputs_of(entry, number))
     for spec, output in zip(entry.outputs, outputs, strict=True):
-        _compare(found, golden, name, key_of(name, 0, spec.name), output)
+        _compare(found, golden, name, key_of(name, number, spec.name), output)
 
 
 def _state(session: Session) -> dict[str, Array]:

@@ -64,6 +64,21 @@ def test_every_check_passes(mlp_artifact, tmp_path):
     assert [name for name, check in checks.items() if not agrees(check)] == []
 
 
+def test_every_check_of_a_large_step_has_the_inputs_and_the_learning_rate_of_its_own_step(tmp_path, monkeypatch):
+    for module in ("chosen_steps", "steps_at_rest", "oracle"):
+        monkeypatch.setattr(f"irongrad.pipeline.oracle.{module}.LARGE", 10)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    inputs = {"x": torch.randn(6, 4), "y": torch.randint(0, 3, (6,))}
+    step = ig.TrainStep(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters()), inputs)
+    ig.compile(step, tmp_path / "out", entry_points=("train_step", "train_steps", "export_state"), cache=False)
+    checks = unpack(tmp_path / "out", tmp_path / "golden")
+    assert "--input=0.0" in checks["train_step"]["command"]
+    assert "--input=0.001" in checks["train_step.from_step_1"]["command"]
+    assert "--input=2xf64=0.0 0.001" in checks["train_steps"]["command"]
+    assert [name for name, check in checks.items() if not agrees(check)] == []
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -15,11 +15,11 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
+from irongrad.pipeline.oracle.eager_inference import Recorder
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler
 from irongrad.pipeline.oracle.eager_run import (
     PLAIN,
     First,
-    Recorder,
     elements_of,
     half_of_the_threads,
     train,
@@ -100,7 +100,7 @@ class Alternation:
                 inputs = {n: t.to(dtype) if dtype and t.is_floating_point() else t for n, t in step.inputs.items()}
                 found: dict[str, torch.Tensor] = {}
                 first = First(counts[name], calls, scalers[name])
-                train(step, graph, inputs, 1, noise, wide, partial(_keep, found), None, PLAIN, first)
+                train(step, graph, [inputs], 1, noise, wide, partial(_keep, found), None, PLAIN, first)
                 record(key_of("loss", position), found[key_of("loss", counts[name])])
                 counts[name] += 1
                 calls += graph.accumulate if graph.trains_at_random else 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from threading import Event
 
 from irongrad.diagnostics.source_lines import place_of
@@ -14,12 +13,11 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.bucket_examples import at_other_sizes
-from irongrad.pipeline.oracle.chosen_steps import chosen_steps, resting
+from irongrad.pipeline.oracle.chosen_steps import own_and_chosen
 from irongrad.pipeline.oracle.eager_run import is_huge
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import golden_runs
 from irongrad.runtime.errors import CaptureError, IronGradError
-from irongrad.runtime.golden import Golden, Resting
 
 # By the name of the step; the alternation of several steps is under the name `ALTERNATION`.
 AllExpected = Mapping[str, ExpectedAtSizes]
@@ -111,16 +109,6 @@ def first_runs(
 
 def _of_step(captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None]) -> ExpectedAtSizes:
     with _located(captured):
-        at_rest = partial(resting, captured, graph, check)
-        own = Expected(_with_resting(golden_runs(captured, graph, steps, check), at_rest))
+        own, chosen = own_and_chosen(captured, graph, steps, check)
         others = [Expected(golden_runs(c, graph, 1, check)) for c in at_other_sizes(captured, graph)]
-        chosen = chosen_steps(captured, graph, check)
         return ExpectedAtSizes(own, (*others, *chosen.expected), chosen.skipped)
-
-
-def _with_resting(runs: Iterator[Golden], make: Callable[[], Resting | None]) -> Iterator[Golden]:
-    """Add what eager does at rest, which is found after the first run."""
-    found: Resting | None = None
-    for number, golden in enumerate(runs):
-        found = make() if number == 0 else found
-        yield replace(golden, resting=found)

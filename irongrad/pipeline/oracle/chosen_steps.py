@@ -17,25 +17,30 @@ import torch
 
 from irongrad.graph.step_graph import Range, StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import Variant, elements_of, is_finite, run_eager
+from irongrad.pipeline.oracle.eager_run import Variant, elements_of
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
-from irongrad.runtime.golden import Golden, Resting, key_of
+from irongrad.pipeline.oracle.steps_at_rest import free_hypers, still, with_rest
+from irongrad.runtime.golden import Golden, is_later, key_of
 from irongrad.runtime.manifest import UNLIMITED, Role
-from irongrad.step.hyperparameters import Hyper, hyperparameters
+from irongrad.step.hyperparameters import hyperparameters
 from irongrad.step.optimizer_slots import is_foreign
 from irongrad.step.train_step import TrainStep
 
 MOST = 12
-OF_LARGE_STEPS = 1  # an eager step takes seconds; another is tried if eager does not survive the first
+# Of a large step, whose eager step takes seconds; another is tried if eager does not survive the first. The own second
+# step of most large steps takes the chosen inputs, so no further step is made.
+OF_LARGE_STEPS = 1
 
 # Equal values cancel in normalisations, which amplifies rounding: eager float32 errs by up to 1.3 of the tolerance that
 # noise derives there (BatchNorm over zeros). A wrong program errs by orders of magnitude.
 _WIDER = 4.0
 
-# Keys of parameter groups: those that must be zero for nothing to move, and those that may be zero.
-_MOVES = ("lr", "weight_decay")
+# Keys of parameter groups that may be zero.
 _EDGES = ("momentum", "betas", "weight_decay", "dampening")
+
+# Keys of optimizer state that is linear in the gradients.
+_MOMENTS = ("exp_avg", "momentum_buffer")
 
 
 @dataclass(frozen=True)
@@ -66,41 +71,93 @@ class Chosen:
     skipped: tuple[str, ...] = ()
 
 
+def own_and_chosen(
+    captured: CapturedStep, graph: StepGraph, steps: int, check: Callable[[], None] = lambda: None
+) -> tuple[Expected, Chosen]:
+    """Make the first runs of a step: of its own training, and of each choice.
+
+    Args:
+        captured: the captured step.
+        graph: has the names of the values.
+        steps: the most training steps in a run of its own.
+        check: called before each value; an exception from it ends the runs.
+    """
+    stays = staying(captured.step, graph) if elements_of(graph) > LARGE else {}
+    found = input_choices(captured.step, graph, graph.ranges) if stays else iter(())
+    skipped: list[str] = []
+    for choice in islice(found, OF_LARGE_STEPS + 1):
+        variant = Variant(stays, hyper_steps=frozenset({0}), later=choice.inputs)
+        runs = golden_runs(captured, graph, steps, check, variant)
+        made = _survived(choice, runs, partial(_comparable_later, choice.about), check)
+        if isinstance(made, Expected):
+            return with_rest(captured, graph, made, check), Chosen((), tuple(skipped))
+        skipped.append(made)
+    own = with_rest(captured, graph, Expected(golden_runs(captured, graph, steps, check)), check)
+    return own, Chosen((), tuple(skipped)) if skipped else chosen_steps(captured, graph, check)
+
+
+def staying(step: TrainStep, graph: StepGraph) -> dict[str, float]:
+    """Hyperparameters at which a step moves no parameter, and its gradients show in the state; empty if none do.
+
+    The step after such a step begins at the initial parameters, where ties are that an update breaks, as of biases that
+    are all zero. It shows a wrong gradient of the step before, as its moments include that gradient.
+    """
+    hypers = still(step, graph)
+    state = {t.name for t in graph.state}
+    shows = all(any(f"optimizer/{moment}/{name}" in state for moment in _MOMENTS) for name in graph.gradients)
+    is_free = {h.name for h in hyperparameters(step.optimizers) if h.key == "lr"} <= hypers.keys()
+    return hypers if shows and is_free and not any(map(is_foreign, step.optimizers)) else {}
+
+
 def chosen_steps(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Chosen:
     """Make the first runs of each choice; `check` is called before each value, and ends the runs by an exception."""
     expected: list[Expected] = []
     skipped: list[str] = []
-    large = elements_of(graph) > LARGE
-    for choice in islice(choices(captured.step, graph, graph.ranges), OF_LARGE_STEPS + 1 if large else MOST):
-        if large and len(expected) == OF_LARGE_STEPS:
+    is_large = elements_of(graph) > LARGE
+    found = chain(input_choices(captured.step, graph, graph.ranges), hyper_choices(captured.step, graph))
+    for choice in islice(found, OF_LARGE_STEPS + 1 if is_large else MOST):
+        if is_large and len(expected) == OF_LARGE_STEPS:
             break
         at_choice = replace(captured, step=captured.step.with_examples(choice.inputs))
         hidden = _hidden(graph, choice)
         keeps = partial(_is_compared, hidden)
         runs = golden_runs(at_choice, graph, 1, check, Variant(choice.hypers), keeps)
-        try:
-            first = next(runs)
-            made = Expected(map(partial(_comparable, hidden, choice.about), chain([first], runs)))
-        except Exception as error:
-            check()  # the error may be its own
-            skipped.append(f"{choice.about}: eager raises {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            continue
-        if broken := _broken(first):
-            skipped.append(f"{choice.about}: eager gives NaN or infinity, in {broken}")
-        else:
+        made = _survived(choice, runs, partial(_comparable, hidden, choice.about), check)
+        if isinstance(made, Expected):
             expected.append(made)
+        else:
+            skipped.append(made)
     return Chosen(tuple(expected), tuple(skipped))
 
 
-def choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Iterator[Choice]:
-    """Yield the choices for a step, the most telling first; for a large step, first one for all inputs together."""
+def _survived(
+    choice: Choice, runs: Iterator[Golden], comparable: Callable[[Golden], Golden], check: Callable[[], None]
+) -> Expected | str:
+    """Make the first runs of a choice; return why it is skipped if eager does not survive it."""
+    try:
+        first = next(runs)
+        made = Expected(map(comparable, chain([first], runs)))
+    except Exception as error:
+        check()  # the error may be its own
+        return f"{choice.about}: eager raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if broken := _broken(first, is_later if first.later else bool):
+        return f"{choice.about}: eager gives NaN or infinity, in {broken}"
+    return made
+
+
+def input_choices(step: TrainStep, graph: StepGraph, ranges: Sequence[Range]) -> Iterator[Choice]:
+    """Yield the choices of inputs, the most telling first; for a large step, first one for all inputs together."""
     limits = {r.input: r for r in ranges}
     lists = [found for n, t in step.inputs.items() if (found := list(_values(n, t, limits.get(n))))]
     if elements_of(graph) > LARGE and len(lists) > 1:
         yield _together([found[0] for found in lists])
     yield from _in_turn(lists)
+
+
+def hyper_choices(step: TrainStep, graph: StepGraph) -> Iterator[Choice]:
+    """Yield the choices of hyperparameters."""
     edges: dict[str, dict[str, float]] = {}
-    for hyper in _free(step, graph):
+    for hyper in free_hypers(step, graph):
         if hyper.key in _EDGES and hyper.default != 0.0:
             name = hyper.name.rpartition("_")[0] if hyper.name.rpartition("_")[2].isdigit() else hyper.name
             edges.setdefault(name, {})[hyper.name] = 0.0
@@ -151,11 +208,6 @@ def _is_mask(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.bool or (not tensor.is_complex() and bool(((tensor == 0) | (tensor == 1)).all()))
 
 
-def _free(step: TrainStep, graph: StepGraph) -> list[Hyper]:
-    """The hyperparameters of the optimizers that are inputs of the compiled step."""
-    return [h for h in hyperparameters(step.optimizers) if h.name in graph.hypers]
-
-
 def _hidden(graph: StepGraph, choice: Choice) -> frozenset[str]:
     """The golden keys of what is not compared at an edge: what the update makes of values that the step computes there.
 
@@ -178,44 +230,15 @@ def _comparable(hidden: frozenset[str], about: str, golden: Golden) -> Golden:
     return replace(golden, expected=expected, allowed=allowed, about=about)
 
 
-def _broken(golden: Golden) -> str:
-    """The key of a value that is NaN or infinite in a run of eager; empty if there is none."""
+def _comparable_later(about: str, golden: Golden) -> Golden:
+    """As `_comparable`, for a choice that the second step of several takes: what the first computes stays as it is."""
+    allowed = {key: bound * (_WIDER if is_later(key) else 1.0) for key, bound in golden.allowed.items()}
+    return replace(golden, allowed=allowed, about=about)
+
+
+def _broken(golden: Golden, counts: Callable[[str], bool]) -> str:
+    """The first key that counts of a value that is NaN or infinite in a run of eager; empty if there is none."""
     for key, value in golden.expected.items():
-        if not (np.isfinite(value).all() and np.isfinite(golden.allowed[key])):
+        if counts(key) and not (np.isfinite(value).all() and np.isfinite(golden.allowed[key])):
             return key
     return ""
-
-
-def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Resting | None:
-    """What eager does where nothing may move, in the step's own dtypes; None if eager does not survive it.
-
-    The first step has no gradients and no learning rate, the second no gradients; then one step trains, and the last
-    has no learning rate.
-    """
-    hypers = {h.name: 0.0 for h in _free(captured.step, graph) if h.key in _MOVES}
-    variant = Variant(hypers, hyper_steps=frozenset({0, 3}), zero_steps=frozenset({0, 1}))
-    names = {key_of("state", k, t.name): (k, t.name) for t in graph.state for k in range(1, 5)}
-    parameters = {t.name: t.initial for t in graph.state if t.role is Role.PARAMETER}
-    # What an optimizer of another package does at rest may depend on the steps before, which these runs do not take.
-    is_known = not any(map(is_foreign, captured.step.optimizers))
-    moving: dict[str, None] = {} if is_known else dict.fromkeys(parameters)
-    unbounded: dict[str, None] = {}
-
-    def record(key: str, tensor: torch.Tensor) -> None:
-        check()
-        if key not in names:
-            return
-        number, name = names[key]
-        if name in parameters:
-            if number in (1, 4) and not torch.equal(parameters[name], tensor):
-                moving[name] = None
-            parameters[name] = tensor.clone()
-        if not is_finite(tensor):
-            unbounded[name] = None
-
-    try:
-        run_eager(captured, graph, None, 4, None, record, None, variant, infers=False)
-    except Exception:  # an optimizer may divide by its learning rate
-        check()  # the error may be its own
-        return None
-    return Resting(hypers, tuple(moving), tuple(unbounded))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -15,21 +13,17 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.random import Draws
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.capture.derivatives import evaluated
-from irongrad.pipeline.capture.modes import in_evaluation, mode
-from irongrad.pipeline.capture.output_names import flatten_outputs
+from irongrad.pipeline.capture.modes import mode
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.step_modules import (
-    EntryModule,
     PiecesModule,
-    PredictModule,
     ReportingModule,
     StepModule,
     name_of,
 )
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
+from irongrad.pipeline.oracle.eager_inference import Recorder, draws_of, record_inference
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise, noise_errors_suppressed
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
@@ -40,11 +34,6 @@ from irongrad.step.hyperparameters import groups_of, hyperparameters, with_value
 from irongrad.step.loss_scale import loss_scale_of
 from irongrad.step.optimizer_slots import foreign_values
 from irongrad.step.train_step import TrainStep, micro_batches
-
-T = TypeVar("T")
-
-# Takes a loss, gradient, state tensor or prediction, with its golden key. Later steps may write to the tensor.
-Recorder = Callable[[str, torch.Tensor], None]
 
 # The elements of a state of which one copy in float64 takes half a gigabyte.
 HUGE = 64_000_000
@@ -75,11 +64,16 @@ class Variant:
         hypers: hyperparameters by name.
         hyper_steps: the numbers of the steps with these hyperparameters; None for all.
         zero_steps: the numbers of the steps whose gradients are all zero; they have no forward and no loss.
+        gradient: the only value of the gradients of all other steps, which then have no forward and no loss either;
+            None for the user's own gradients.
+        later: inputs that replace the example's after the first step; evaluation is run at both.
     """
 
     hypers: Mapping[str, float] = field(default_factory=dict)
     hyper_steps: frozenset[int] | None = None
     zero_steps: frozenset[int] = frozenset()
+    gradient: float | None = None
+    later: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 PLAIN = Variant()
@@ -167,11 +161,12 @@ def run_eager(
     wide = eager_float64 if dtype is torch.float64 else nullcontext
     cores = nullcontext() if is_alone or is_huge(graph) else half_of_the_threads()
     with cores, borrowed(captured.step, dtype), VectorSigns():
-        examples = {n: _cast(t, dtype).clone() for n, t in captured.step.examples.items()}
-        inputs = {n: examples[n] for n in captured.step.inputs}
-        if infers:
+        given = (captured.step.examples, *([{**captured.step.examples, **variant.later}] if variant.later else []))
+        examples = [{n: _cast(t, dtype).clone() for n, t in tensors.items()} for tensors in given]
+        for number, tensors in enumerate(examples if infers else ()):
             with wide(), noise_errors_suppressed(seed):  # training has tolerances, too, where evaluation has none
-                _record_inference(captured, graph, examples, noise, record)
+                record_inference(captured, graph, tensors, noise, record, number)
+        inputs = [{n: tensors[n] for n in captured.step.inputs} for tensors in examples]
         return train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)
 
 
@@ -182,7 +177,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 def train(
     step: TrainStep,
     graph: StepGraph,
-    inputs: dict[str, torch.Tensor],
+    inputs: Sequence[dict[str, torch.Tensor]],
     steps: int,
     noise: AbstractContextManager[object],
     wide: Callable[[], AbstractContextManager[object]],
@@ -193,12 +188,13 @@ def train(
 ) -> Skips:
     """Train as a user would write it: zero_grad, forward, loss, backward, clip, step.
 
-    `wide` is open around the user's code, but not around the loss scale, which is float32 in every run.
+    `inputs` are those of the first step and of each one after it; the last are those of all others. `wide` is open
+    around the user's code, but not around the loss scale, which is float32 in every run.
     """
     first = first or First()
     module = PiecesModule(step) if step.between else ReportingModule(step)
     scaler = first.scaler or EagerScaler(loss_scale_of(step), step.optimizers, skips)
-    parts = micro_batches(inputs, step.accumulate)
+    batches = [micro_batches(tensors, step.accumulate) for tensors in inputs]
     groups = [group for _, group in groups_of(step.optimizers)]
     # Only the step's hyperparameters: what else a group holds, such as a counter or a sum, is the optimizer's state. So
     # is a learning rate that the optimizer itself changes.
@@ -213,9 +209,10 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         losses: list[torch.Tensor] = []
         beside: list[dict[str, torch.Tensor]] = []
-        own = () if number in variant.zero_steps else parts
-        for call, part in enumerate(own, first.calls + (number - first.step) * len(parts)):
-            with _draws(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
+        parts = batches[min(number, len(batches) - 1)]
+        filled = 0.0 if number in variant.zero_steps else variant.gradient
+        for call, part in enumerate(parts if filled is None else (), first.calls + (number - first.step) * len(parts)):
+            with draws_of(graph, call), noise, mode(module.model, training=True), BeforeAutograd(eager=True):
                 with wide():
                     loss, values = _forward(module, [t.clone() for t in part.values()], number, record)
                 scaled = scaler.scaled(loss / len(parts) if len(parts) > 1 else loss)
@@ -223,7 +220,7 @@ def train(
                     scaled.backward()
             losses.append(loss.detach())
             beside.append(values)
-        _fill_gradients(module, graph)
+        _fill_gradients(module, graph, filled or 0.0)
         _record_losses(losses, beside, number, record)
         for name, gradient in _gradients(module, graph).items():
             record(key_of("gradient", number, name), gradient)
@@ -272,14 +269,14 @@ def _mean(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(values).mean() if len(values) > 1 else values[0]
 
 
-def _fill_gradients(module: StepModule, graph: StepGraph) -> None:
-    """Give zero gradients to parameters that have none: those that only an untaken branch uses, as torch.cond does.
+def _fill_gradients(module: StepModule, graph: StepGraph, value: float) -> None:
+    """Give gradients of one value to parameters that have none: all in a step that has no forward.
 
-    At rest these are all.
+    In another step they are zero, and belong to parameters that only an untaken branch uses, as with torch.cond.
     """
     for path, parameter in module.named_parameters():
         if parameter.grad is None and name_of(path) in graph.gradients:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.full_like(parameter, value)
 
 
 def _gradients(module: StepModule, graph: StepGraph) -> dict[str, torch.Tensor]:
@@ -318,67 +315,3 @@ def _clip(step: TrainStep) -> None:
         clip_grad_value_(step.trained, step.clip_grad_value)
     if step.clip_grad_norm is not None:
         clip_grad_norm_(step.trained, step.clip_grad_norm)
-
-
-def _draws(graph: StepGraph, number: int) -> AbstractContextManager[object]:
-    """While open, draw the random numbers of call `number` of a compiled step; does nothing if the step draws none."""
-    return Draws(graph.seed, number) if graph.seed is not None else nullcontext()
-
-
-class _KeepingModule(ReportingModule):
-    """The step module that keeps what the model returned, so that prediction need not run the model again.
-
-    Attributes:
-        kept: copies of the outputs by name, as the loss or the end of the run may change the tensors themselves.
-    """
-
-    def __init__(self, step: TrainStep) -> None:
-        super().__init__(step)
-        self.kept: dict[str, torch.Tensor] = {}
-
-    def outputs(self, inputs: dict[str, torch.Tensor]) -> object:
-        """Call the model with its own inputs, and keep its output."""
-        output = super().outputs(inputs)
-        self.kept = _copied(flatten_outputs(output))
-        return output
-
-
-def _copied(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in values.items()}
-
-
-def _record_inference(
-    captured: CapturedStep,
-    graph: StepGraph,
-    inputs: dict[str, torch.Tensor],
-    noise: AbstractContextManager[object],
-    record: Recorder,
-) -> None:
-    """Record evaluation and prediction; a forward may write into buffers even in evaluation mode."""
-    module, predict = _KeepingModule(captured.step), captured.inference.get("predict")
-
-    def run(function: Callable[..., T], names: Iterable[str]) -> T:
-        with borrowed(captured.step), _draws(graph, 0), noise, in_evaluation(captured.step):
-            return function(*(inputs[n].clone() for n in names))
-
-    def evaluation(*values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        loss, named = module.named(*values)
-        return loss, _copied(named)
-
-    if "eval" in captured.inference:
-        loss, values = evaluated(lambda: run(evaluation, captured.step.inputs))
-        record(key_of("eval", 0), loss)
-        for name, value in values.items():
-            record(key_of("eval", 0, name), value)
-    if predict is not None:
-        if not module.kept:
-            probe = PredictModule(module, predict.inputs)
-            evaluated(lambda: run(probe.named, predict.inputs))
-        outputs, module.kept = module.kept, {}
-        for name in predict.outputs:
-            record(key_of("predict", 0, name), outputs[name])
-    for entry in (n for n in captured.step.own_entries if n in captured.inference):
-        made, own = captured.inference[entry], EntryModule(module, entry, captured.step.own_entries[entry])
-        outputs = evaluated(partial(run, lambda *v, own=own: _copied(own.named(*v)), made.inputs))
-        for name in made.outputs:
-            record(key_of(entry, 0, name), outputs[name])

@@ -18,7 +18,8 @@ import torch
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.oracle.eager_run import PLAIN, Recorder, Variant, elements_of, is_finite, is_huge, run_eager
+from irongrad.pipeline.oracle.eager_inference import Recorder
+from irongrad.pipeline.oracle.eager_run import PLAIN, Variant, elements_of, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.rounding_noise import noise_errors_suppressed
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
@@ -137,7 +138,7 @@ def golden_runs(
         oracle = str(next(step.model.parameters()).dtype).removeprefix("torch.")
         plain = replace(captured, step=replace(step, precision="f32", loss_scale=step.scaler))
         run_eager(plain, graph, None, steps, None, checked(exact.record), skips, variant)
-    inputs = {n: to_numpy(t) for n, t in step.examples.items()}
+    inputs, later = ({n: to_numpy(t) for n, t in named.items()} for named in (step.examples, variant.later))
     spread = Spread(exact, rounded=oracle != "float64")
 
     def run(seed: int | None) -> None:
@@ -146,7 +147,9 @@ def golden_runs(
         run_eager(captured, graph, None, steps, seed, checked(spread.record), None, variant, is_alone=is_alone)
 
     for allowed in spread.widened_by(run, elements):
-        yield Golden(steps, oracle, inputs, exact.arrays, allowed, variant.hypers)
+        golden = Golden(steps, oracle, inputs, exact.arrays, allowed, later=later)
+        of_all = variant.hyper_steps is None
+        yield replace(golden, hypers=variant.hypers) if of_all else replace(golden, first_hypers=variant.hypers)
 
 
 def _is_kept(graph: StepGraph, steps: int, key: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from irongrad.pipeline import driver
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.options import make_options
-from irongrad.pipeline.oracle import background_runs, eager_run
+from irongrad.pipeline.oracle import background_runs, chosen_steps, eager_run
 from irongrad.pipeline.oracle.background_runs import first_runs
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import golden_runs
@@ -44,29 +45,35 @@ def graph() -> StepGraph:
     return driver.step_graph(make_step())
 
 
+class Begun(dict[str, list[threading.Thread]]):
+    """The threads in which runs begin: of the step's own sizes (`chosen_steps`), and of others (`background_runs`)."""
+
+    @property
+    def all(self) -> set[threading.Thread]:
+        """Those of all runs."""
+        return {thread for found in self.values() for thread in found}
+
+
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads in which runs begin."""
-    found: list[threading.Thread] = []
-    plain: Callable[..., object] = background_runs.golden_runs
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    found = Begun(own=[], others=[])
 
-    def recorded(*arguments: object) -> object:
-        found.append(threading.current_thread())
-        return plain(*arguments)
+    def recorded(of: str, *arguments: Any) -> object:
+        found[of].append(threading.current_thread())
+        return golden_runs(*arguments)
 
-    monkeypatch.setattr(background_runs, "golden_runs", recorded)
+    monkeypatch.setattr(chosen_steps, "golden_runs", partial(recorded, "own"))
+    monkeypatch.setattr(background_runs, "golden_runs", partial(recorded, "others"))
     return found
 
 
-def test_background_runs_equal_runs_in_this_thread(
-    captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread]
-) -> None:
+def test_background_runs_equal_runs_in_this_thread(captured: CapturedStep, graph: StepGraph, begun: Begun) -> None:
     here = Expected(golden_runs(captured, graph, STEPS))
     with first_runs({"": (captured, graph)}, STEPS) as runs:
         own = runs.result()[""].own
         assert runs.result()[""].own is own
-    assert threads != [threading.current_thread()]
-    assert not threads[0].is_alive()
+    assert begun.all
+    assert not any(thread.is_alive() for thread in begun.all)
     assert own.golden.allowed == here.golden.allowed
     for key, value in own.golden.expected.items():
         np.testing.assert_array_equal(value, here.golden.expected[key])
@@ -75,12 +82,12 @@ def test_background_runs_equal_runs_in_this_thread(
 
 
 def test_a_huge_step_waits_for_the_compiler_and_keeps_what_its_last_step_leaves(
-    captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    captured: CapturedStep, graph: StepGraph, begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = Expected(golden_runs(captured, graph, STEPS)).golden
     monkeypatch.setattr(eager_run, "HUGE", 0)
     with first_runs({"": (captured, graph)}, STEPS) as runs:
-        assert not threads
+        assert not begun.all
         runs.alone()
         golden = runs.result()[""].own.golden
     left = {key for key in here.expected if not key.startswith("state/") or key.startswith(f"state/{STEPS}/")}
@@ -90,12 +97,12 @@ def test_a_huge_step_waits_for_the_compiler_and_keeps_what_its_last_step_leaves(
 
 
 def test_a_huge_step_that_fails_meanwhile_makes_no_runs(
-    captured: CapturedStep, graph: StepGraph, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    captured: CapturedStep, graph: StepGraph, begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_run, "HUGE", 0)
     with pytest.raises(ZeroDivisionError), first_runs({"": (captured, graph)}, STEPS):
         raise ZeroDivisionError
-    assert not threads
+    assert not begun.all
 
 
 def test_background_runs_end_when_a_stage_fails(captured: CapturedStep, graph: StepGraph) -> None:
@@ -110,13 +117,13 @@ def test_an_error_in_the_background_is_raised_when_the_runs_are_read(
     def golden_runs(*arguments: object) -> object:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(background_runs, "golden_runs", golden_runs)
+    monkeypatch.setattr(chosen_steps, "golden_runs", golden_runs)
     with first_runs({"": (captured, graph)}, STEPS) as runs, pytest.raises(ZeroDivisionError):
         runs.result()
 
 
 def test_a_build_starts_background_runs_after_its_passes(
-    tmp_path: Path, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages: list[str] = []
 
@@ -125,7 +132,7 @@ def test_a_build_starts_background_runs_after_its_passes(
         raise ToolchainError("no")
 
     def optimised(*arguments: object) -> object:
-        assert not threads
+        assert not begun.all
         stages.append("passes")
         return plain(*arguments)  # type: ignore[arg-type]
 
@@ -135,14 +142,14 @@ def test_a_build_starts_background_runs_after_its_passes(
     with pytest.raises(ToolchainError):
         build(make_step(), make_options(tmp_path / "artifact", cache=False))
     assert stages == ["passes", "import"]
-    assert len(threads) == 1
-    assert not threads[0].is_alive()
+    (thread,) = begun.all
+    assert not thread.is_alive()
 
 
-def test_each_bucket_is_run(tmp_path: Path, threads: list[threading.Thread]) -> None:
+def test_each_bucket_is_run(tmp_path: Path, begun: Begun) -> None:
     step = make_step(dynamic={"x": {0: "batch"}, "y": {0: "batch"}}, buckets=({"batch": 4}, {"batch": 8}))
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",), cache=False)
-    assert len(threads) == 2
-    assert len(set(threads) - {threading.current_thread()}) == 1
+    assert len(begun["others"]) == 1
+    assert len(begun.all - {threading.current_thread()}) == 1
     certificate = artifact.manifest.targets[0].certificate
     assert (certificate.steps, certificate.oracle) == (driver.GOLDEN_STEPS, "float64")

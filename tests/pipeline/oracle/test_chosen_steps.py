@@ -16,11 +16,12 @@ from irongrad.pipeline import driver
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.optimizer import optimizer_step
 from irongrad.pipeline.oracle import eager_run
-from irongrad.pipeline.oracle.chosen_steps import choices, chosen_steps, resting
+from irongrad.pipeline.oracle.chosen_steps import chosen_steps, hyper_choices, input_choices, own_and_chosen
+from irongrad.pipeline.oracle.steps_at_rest import resting
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, Resting, are_same, key_of, read_golden, write_golden
 from irongrad.runtime.manifest_file import read_manifest
-from irongrad.runtime.verification import golden_steps
+from irongrad.runtime.verification import golden_steps, verify
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **inputs: torch.Tensor) -> ig.TrainStep:
@@ -35,7 +36,8 @@ def dense(kind: Any = torch.optim.Adam, **settings: Any) -> ig.TrainStep:
 
 
 def abouts(step: ig.TrainStep, *ranges: Range) -> list[str]:
-    return [c.about for c in choices(step, driver.step_graph(step), ranges)]
+    graph = driver.step_graph(step)
+    return [c.about for c in (*input_choices(step, graph, ranges), *hyper_choices(step, graph))]
 
 
 def test_an_update_that_divides_by_the_learning_rate_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -212,18 +214,133 @@ def test_gradients_that_nothing_clears_are_those_of_each_step(tmp_path: Path) ->
     ig.compile(dense(), tmp_path / "step", entry_points=("grad_step", "export_gradients"))
 
 
-def test_a_large_step_has_one_choice_for_all_inputs_and_another_where_eager_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("irongrad.pipeline.oracle.chosen_steps.LARGE", 10)
+@pytest.fixture
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("chosen_steps", "steps_at_rest", "oracle"):
+        monkeypatch.setattr(f"irongrad.pipeline.oracle.{module}.LARGE", 10)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_large_step_has_one_choice_for_all_inputs_and_another_where_eager_breaks() -> None:
     step = dense()
     assert abouts(step, Range("y", 0, 2))[:2] == ["all of x 0.0 and all of y 0", "all of x 0.0"]
-    made = chosen_steps(capture(step), driver.step_graph(step))
-    assert [e.golden.about for e in made.expected] == ["all of x 0.0 and all of y 0"]
-    (first,) = made.expected
-    assert not first.golden.inputs["x"].any()
-    assert not first.golden.inputs["y"].any()
+    own, chosen = own_and_chosen(capture(step), driver.step_graph(step), 3)
+    assert (own.golden.about, own.golden.steps, chosen.expected) == ("all of x 0.0 and all of y 0", 2, ())
+    assert not own.golden.later["x"].any()
+    assert not own.golden.later["y"].any()
+    assert torch.equal(torch.from_numpy(own.golden.inputs["x"]), step.inputs["x"])
     step = replace(step, loss=lambda out, y: nn.functional.cross_entropy(out, y) / (y.sum() * out.std()).sign())
-    made = chosen_steps(capture(step), driver.step_graph(step))
-    assert [e.golden.about for e in made.expected] == ["all of x 0.0"]
-    assert made.skipped[0].startswith("all of x 0.0 and all of y 0: ")
+    own, chosen = own_and_chosen(capture(step), driver.step_graph(step), 3)
+    assert own.golden.about == "all of x 0.0"
+    assert chosen.skipped[0].startswith("all of x 0.0 and all of y 0: ")
+
+
+@pytest.mark.usefixtures("all_are_large")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
+def test_a_gradient_that_shows_in_no_moment_has_a_step_at_its_own_learning_rate(kind: Any) -> None:
+    step = dense(kind, lr=0.01)
+    own, chosen = own_and_chosen(capture(step), driver.step_graph(step), 3)
+    assert (own.golden.about, own.golden.first_hypers, own.golden.later) == ("", {}, {})
+    assert [e.golden.about for e in chosen.expected] == ["all of x 0.0 and all of y 0"]
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_the_second_step_of_a_large_one_takes_chosen_inputs_everywhere(tmp_path: Path) -> None:
+    artifact = ig.compile(dense(torch.optim.SGD, momentum=0.9), tmp_path / "out", cache=False)
+    report = artifact.reports["llvm-cpu"]
+    assert report.chosen == ("all of x 0.0 and all of y 0",)
+    found = {(c.entry_point, c.key) for c in report.comparisons}
+    assert found > {
+        ("train_step", "loss/1/"),
+        ("train_step", "state/2/0.weight"),
+        ("train_steps, train_step", "loss/1/"),
+        ("eval_step", "eval/1/"),
+        ("predict", "predict/1/output"),
+        ("grad_step", "gradient/1/0.weight"),
+        ("train_step, lr=0", "state/0/0.weight"),
+        ("apply_step, gradients=0", "state/0/optimizer/momentum_buffer/0.weight"),
+    }
+    golden = read_golden(artifact.directory / "golden.safetensors")
+    assert golden.inputs["x"].any()
+    assert not golden.later["x"].any()
+    assert verify(artifact.load(), {"": golden}).passed
+    assert not verify(artifact.load(), {"": replace(golden, later={})}).passed
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_value_that_is_wrong_only_at_the_choice_of_a_large_step_is_found(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    step = step_of(model, torch.optim.SGD(model.parameters(), momentum=0.9))
+    with pytest.raises(VerificationError, match=r"at all of x 0\.0 and all of y 0 in the second step in ") as caught:
+        ig.compile(step, tmp_path / "out", cache=False)
+    assert "gradient/1/gain" in str(caught.value)
+
+
+class WithoutGradient(nn.Module):
+    """Loses a gradient in the exported program, unless its input is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        lost = x.abs().sum().clamp(max=1.0) if torch.compiler.is_exporting() else torch.zeros(())
+        return h.detach() * lost + h * (1 - lost)
+
+
+@pytest.mark.usefixtures("all_are_large")
+@pytest.mark.parametrize("entry_points", [("train_step",), None])
+def test_a_gradient_that_is_wrong_only_at_the_example_of_a_large_step_is_found(
+    tmp_path: Path, entry_points: Any
+) -> None:
+    torch.manual_seed(0)
+    model = WithoutGradient()
+    step = step_of(model, torch.optim.Adam(model.parameters()))
+    with pytest.raises(VerificationError) as caught:
+        ig.compile(step, tmp_path / "out", entry_points=entry_points, cache=False)
+    assert "state/1/optimizer/exp_avg/inner.weight" in str(caught.value)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_huge_step_shows_the_gradient_of_its_example_in_the_last_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_run, "HUGE", 0)
+    torch.manual_seed(0)
+    model = WithoutGradient()
+    step = step_of(model, torch.optim.Adam(model.parameters()))
+    with pytest.raises(VerificationError) as caught:
+        ig.compile(step, tmp_path / "out", entry_points=("train_step",), cache=False)
+    assert "state/2/optimizer/exp_avg/inner.weight" in str(caught.value)
+    assert "state/1" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_large_step_that_divides_by_the_learning_rate_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(optimizer_step, "_BRANCHING", (torch.optim.Adam,))
+    with pytest.raises(VerificationError, match="gradients=0, lr=0"):
+        ig.compile(dense(), tmp_path / "out", cache=False)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_state_that_eager_fills_with_infinity_in_a_large_step_may_be_infinite(tmp_path: Path) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+            self.register_buffer("least", torch.full((3,), -float("inf")))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.least.add_(x.mean())
+            return self.inner(x)
+
+    model = Counting()
+    step = step_of(model, torch.optim.Adam(model.parameters()))
+    own, _ = own_and_chosen(capture(step), driver.step_graph(step), 3)
+    assert own.golden.resting is not None
+    assert set(own.golden.resting.unbounded) == {"least"}
+    ig.compile(step, tmp_path / "out", cache=False)

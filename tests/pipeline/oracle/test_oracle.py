@@ -16,9 +16,10 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline import package
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.driver import step_graph
-from irongrad.pipeline.oracle import chosen_steps, eager_run, expected_values, oracle
+from irongrad.pipeline.oracle import chosen_steps, eager_inference, eager_run, expected_values, oracle
 from irongrad.pipeline.oracle.eager_loss_scale import Skips
 from irongrad.pipeline.oracle.eager_run import half_of_the_threads, run_eager
+from irongrad.pipeline.oracle.steps_at_rest import resting
 from irongrad.pipeline.package import Artifact
 from irongrad.runtime.errors import InternalError
 from irongrad.runtime.golden import Golden, kept, read_golden
@@ -183,7 +184,7 @@ def test_prediction_takes_what_evaluation_has_computed(monkeypatch: pytest.Monke
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ig.TrainStep(model, loss, optimizer, inputs, None if loss is None else ["x"])
     captured, graph, values = capture(step), step_graph(step), oracle.Values()
-    monkeypatch.setattr(eager_run, "PredictModule", None)
+    monkeypatch.setattr(eager_inference, "PredictModule", None)
     run_eager(captured, graph, None, 1, None, values.record)
     with torch.no_grad():
         own = model.eval()(**{name: inputs[name] for name in captured.inference["predict"].inputs})["h"]
@@ -231,8 +232,8 @@ def test_a_run_at_rest_does_not_evaluate(monkeypatch: pytest.MonkeyPatch) -> Non
     inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
     step = ig.TrainStep(model, reading, torch.optim.SGD(model.parameters(), lr=0.1), inputs, ["x"])
     captured, graph, recorded = capture(step), step_graph(step), list[str]()
-    monkeypatch.setattr(eager_run, "_record_inference", lambda *arguments: recorded.append("inference"))
-    assert chosen_steps.resting(captured, graph) is not None
+    monkeypatch.setattr(eager_run, "record_inference", lambda *arguments: recorded.append("inference"))
+    assert resting(captured, graph) is not None
     assert not recorded
     run_eager(captured, graph, None, 1, None, lambda key, tensor: None)
     assert recorded == ["inference"]
