@@ -191,11 +191,22 @@ class LoadedModule:
         with self.lock:
             return self._run(entry, values)
 
-    def call(self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None) -> list[Array]:
-        """As `run`, with the outputs as arrays of the host; `wanted` names them, if not all are wanted."""
+    def call(
+        self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None, *, copies: bool = True
+    ) -> list[Array]:
+        """As `run`, with the outputs as arrays of the host.
+
+        Args:
+            entry: the entry point.
+            values: as for `run`.
+            wanted: the names of the outputs to return; None for all.
+            copies: whether each array has memory of its own. An output may be an input, so only what `export_state`
+                returns can do without.
+        """
         with self.lock:
             outputs = zip(self._run(entry, values), entry.outputs, strict=True)
-            return [self.to_host(view, spec) for view, spec in outputs if wanted is None or spec.name in wanted]
+            named = [(view, spec) for view, spec in outputs if wanted is None or spec.name in wanted]
+            return [self.to_host(view, spec, copies=copies) for view, spec in named]
 
     def on_device(self, array: Any) -> ireert.DeviceArray:
         """Copy an array to the device.
@@ -246,7 +257,14 @@ class LoadedModule:
                 f"{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be an input"
             ) from None
 
-    def to_host(self, view: Any, spec: TensorSpec) -> Array:
-        """Copy a buffer that `run` returned to the host."""
+    def to_host(self, view: Any, spec: TensorSpec, *, copies: bool = True) -> Array:
+        """Copy a buffer that `run` returned to the host; without `copies`, only if the host cannot read it in place.
+
+        What is read in place cannot be written.
+        """
         host = to_host(self._device, view)
-        return np.array(host, dtype=np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype)
+        dtype = np.dtype(spec.dtype) if spec.dtype != "bfloat16" else host.dtype
+        if copies or host.dtype != dtype:
+            return np.array(host, dtype=dtype)
+        host.flags.writeable = False
+        return host

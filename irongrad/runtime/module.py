@@ -33,7 +33,9 @@ class Module(Protocol):
     def run(self, entry: EntryPoint, values: Sequence[Any]) -> list[Any]:
         """See `LoadedModule`."""
 
-    def call(self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None) -> list[Array]:
+    def call(
+        self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None, *, copies: bool = True
+    ) -> list[Array]:
         """See `LoadedModule`."""
 
     def on_device(self, array: Any) -> ireert.DeviceArray:

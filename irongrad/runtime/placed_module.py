@@ -96,13 +96,15 @@ class PlacedModule:
         """As `LoadedModule.run`, with the outputs as arrays of the host."""
         return self.call(entry, values)
 
-    def call(self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None) -> list[Array]:
+    def call(
+        self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None = None, *, copies: bool = True
+    ) -> list[Array]:
         """See `LoadedModule`."""
         with self.lock:
             if entry.name in self._placement.programs:
                 found = self._run(entry, values)
             else:
-                found = self._of_state(entry, values, wanted)
+                found = self._of_state(entry, values, wanted, copies)
             specs = [s for s in entry.outputs if wanted is None or s.name in wanted]
             return [v.on_host() if isinstance(v := found[s.name], Held) else v for s in specs]
 
@@ -129,13 +131,15 @@ class PlacedModule:
                 clear_gradients(self._modules[part.name], self._manifest, part)
         return known
 
-    def _of_state(self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None) -> dict[str, Any]:
+    def _of_state(
+        self, entry: EntryPoint, values: Sequence[Any], wanted: Container[str] | None, copies: bool
+    ) -> dict[str, Any]:
         """Call an entry point of the state on every part; return its outputs by name."""
         given = {s.name: v for s, v in zip(entry.inputs, values, strict=True)}
         found: dict[str, Any] = {}
         for part, own in self._own(entry):
             needed = [_on_host(given[s.name]) for s in own.inputs]
-            arrays = self._modules[part].call(own, needed, wanted)
+            arrays = self._modules[part].call(own, needed, wanted, copies=copies)
             names = (s.name for s in own.outputs if wanted is None or s.name in wanted)
             found = dict(zip(names, arrays, strict=True)) | found  # a counter is the same on all parts
         if entry.name == OF_GRADIENTS[1]:

@@ -308,28 +308,30 @@ class Session:
 
     # --- state ----------------------------------------------------------------------------------------------------
 
-    def state(self, names: Container[str] | None = None) -> dict[str, Array]:
+    def state(self, names: Container[str] | None = None, *, writable: bool = True) -> dict[str, Array]:
         """Return a copy of every state tensor by name; tied tensors are one array under each of their names.
 
         Tensors of a base file are views of it, which cannot be written.
 
         Args:
             names: the names of the tensors to copy, those of the manifest; all by default, under all their names.
+            writable: whether the arrays can be written. If not, the host reads what the device has copied for it, so
+                there is one copy less. The arrays keep their values in either case.
         """
         entry = self.entry("export_state")
         if names is None:
             own = [s.name for s in entry.outputs]
-            whole = dict(zip(own, self._collected(), strict=True)) | self._base
+            whole = dict(zip(own, self._collected(copies=writable), strict=True)) | self._base
             return checkpoints.under_all_names([whole[s.name] for s in self.manifest.state], self.manifest)
         kept = [spec.name for spec in entry.outputs if spec.name in names]
-        copied = dict(zip(kept, self._collected(names), strict=True))
+        copied = dict(zip(kept, self._collected(names, copies=writable), strict=True))
         return copied | {name: array for name, array in self._base.items() if name in names}
 
-    def _collected(self, names: Container[str] | None = None) -> list[Array]:
-        """The outputs of `export_state`, or those of the names."""
+    def _collected(self, names: Container[str] | None = None, *, copies: bool = True) -> list[Array]:
+        """The outputs of `export_state`, or those of the names; `copies` as for `LoadedModule.call`."""
         entry = self.entry("export_state")
         if not self.is_sharded:
-            return self._module.call(entry, [], names)
+            return self._module.call(entry, [], names, copies=copies)
         divided = (name for shard in self.manifest.shards for name in shard)
         shards = names is None or any(name in names for name in divided)
         found = dict(collected(self._module, self.manifest, shards=shards))
@@ -448,7 +450,7 @@ class Session:
         if self.is_sharded and self._exchange.communicator.rank > 0:
             deque(collected(self._module, self.manifest), maxlen=0)
             return
-        state = self.state()
+        state = self.state(writable=False)
         spoilt = self._became_nonfinite(nonfinite_names({s.name: state[s.name] for s in self.manifest.state}))
         if spoilt:
             self._check.state(spoilt, self._kept(path))

@@ -280,7 +280,7 @@ def _call(name: str, number: int, session: Session, golden: Golden, found: list[
 
 def _state(session: Session) -> dict[str, Array]:
     """The state, with each tied tensor under one name."""
-    state = session.state()
+    state = session.state(writable=False)
     return {spec.name: state[spec.name] for spec in session.manifest.state}
 
 

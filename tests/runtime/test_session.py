@@ -214,6 +214,24 @@ def test_exported_state_stays_as_it_was(session, batches):
         np.testing.assert_array_equal(array.to_host(), copy, err_msg=spec.name)
 
 
+def test_state_that_is_read_in_place_stays_as_it_was(session, batches):
+    session.train_step(**batches[0])
+    before = session.state()
+    kept = session.state(writable=False)
+    for batch in batches[1:4]:
+        session.train_step(**batch)
+    session.load_state(session.initial_state())
+    session.reset()
+    assert kept.keys() == before.keys()
+    for name, array in kept.items():
+        assert array.dtype == before[name].dtype
+        assert not array.flags.writeable
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    session.close()
+    for name, array in kept.items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
 BAD_CALLS = {
     "shape": (lambda b: {**b, "x": b["x"][:3]}, "x shape dimension 0 mismatch; expected 6 but have 3"),
     "rank": (lambda b: {**b, "x": b["x"][0]}, "x shape rank mismatch; expected 2 but have 1"),
