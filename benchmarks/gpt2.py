@@ -191,9 +191,13 @@ def _ask(process: subprocess.Popen[str], count: int) -> float:
 
 def _llmc(program: Path) -> Row:
     """The steps that llm.c's own program prints: `step 0: train loss 5.3 (took 7500.1 ms)`."""
-    said = subprocess.run([program.resolve()], cwd=program.parent, capture_output=True, text=True, check=True).stdout
-    seconds = [float(found) / 1e3 for found in re.findall(r"took ([\d.]+) ms", said)]
-    return Row("llm.c", SIZES[0], min(seconds), statistics.median(seconds), None, None, None)
+    process = subprocess.Popen([program.resolve()], cwd=program.parent, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seconds = [float(found) / 1e3 for found in re.findall(r"took ([\d.]+) ms", process.stdout.read())]
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{program} failed: status {status}")
+    return Row("llm.c", SIZES[0], min(seconds), statistics.median(seconds), usage.ru_maxrss * 1024 / 1e6, None, None)
 
 
 def main() -> None:

@@ -27,79 +27,20 @@ from types import ModuleType
 from typing import Any
 
 from irongrad.cache.callers import IMPORTLIB, asker, is_importing_a_package, is_installed, package
+from irongrad.cache.known_code import ENTROPY, KNOWN, LOOKS, READERS, REFUSED, UNFOLLOWED, UNKNOWN_MODULES
 from irongrad.cache.machine import CPUINFO
 from irongrad.cache.native_code import way_outside
 from irongrad.cache.observations import ANSWERS, SPECIAL, Question, importable, names_in
+from irongrad.cache.open_files import mapped_libraries, name_of
 from irongrad.cache.recordings import Search, Trace
 from irongrad.runtime.installed import PACKAGE
 from irongrad.runtime.loaded_modules import module_globals
 from irongrad.runtime.scratch import is_scratch
 
-# Audit events of actions that leave no trace on disk, with the words of the refusal.
-_REFUSED = {
-    "builtins.input": "asks at the terminal",
-    "ctypes.dlopen": "loads a library",
-    "os.exec": "starts a process",
-    "os.fork": "starts a process",
-    "os.forkpty": "starts a process",
-    "os.posix_spawn": "starts a process",
-    "os.remove": "removes a file",
-    "os.rename": "renames a file",
-    "os.system": "starts a process",
-    "os.truncate": "writes a file",
-    "socket.bind": "uses the network",
-    "socket.connect": "uses the network",
-    "socket.getaddrinfo": "uses the network",
-    "socket.gethostbyname": "uses the network",
-    "socket.gethostname": "asks for the machine's name",
-    "socket.sendto": "uses the network",
-    "sqlite3.connect": "opens a database",
-    "subprocess.Popen": "starts a process",
-}
 _LISTED = ("os.listdir", "os.scandir")
-_EVENTS = frozenset({"open", *_LISTED, *_REFUSED})
+_EVENTS = frozenset({"open", *_LISTED, *REFUSED})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
-# Functions of `os` that inspect files without an audit event.
-_LOOKS = ("stat", "lstat", "access", "readlink")
-# Sources of random numbers that differ in every process. The generators themselves start at a seed
-# (`cli.compile.load_step`).
-_ENTROPY = (("os", "urandom"), ("random", "_urandom"), ("torch", "seed"))
-_FROM_VOCABULARIES = ("BPE", "WordPiece", "WordLevel")
-# Functions whose native code opens the files among their arguments; what is not installed has none.
-_READERS = (
-    ("safetensors", "safe_open"),
-    ("torch", "from_file"),
-    ("torch", "UntypedStorage.from_file"),
-    ("torch", "_C.import_ir_module"),
-    ("torch.export.pt2_archive._package", "PT2ArchiveReader.__init__"),
-    ("torch.package", "PackageImporter.__init__"),
-    ("tokenizers", "Tokenizer.from_file"),
-    ("tokenizers", "Tokenizer.train"),
-    *(("tokenizers.models", f"{model}.{name}") for model in _FROM_VOCABULARIES for name in ("from_file", "read_file")),
-    # They take names of files in place of a vocabulary, too.
-    *(("tokenizers.models", f"{model}.__init__") for model in _FROM_VOCABULARIES),
-)
-# Functions whose native code opens files that no argument names.
-_UNFOLLOWED = (("tokenizers", "Tokenizer.from_pretrained"),)
-# Packages whose native code opens no files but through the readers above; of others, `way_outside` tells. The empty
-# name stands for Python's own modules, which report their files. IREE's Python imports yaml to look into linalg
-# operations. Pillow gives its libraries memory and open files. Wheels have libraries in a folder beside the package.
-_KNOWN = frozenset(
-    {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
-    | {"yaml", "tokenizers", "PIL"}
-    | {f"{name}.libs" for name in ("iree_base_compiler", "iree_base_runtime", "numpy", "pillow", "scipy")}
-    | {"scikit_learn.libs"}
-)
-# The exceptions in these packages: SciPy's reader of Matrix Market files, imported by its first call, and Pillow's
-# readers of fonts, colour profiles and the screen.
-_UNKNOWN_MODULES = (
-    "scipy.io._fast_matrix_market._fmm_core",
-    "PIL._imagingft",
-    "PIL._imagingcms",
-    "PIL._imagingtk",
-    "PIL.ImageGrab",
-)
 # What the kernel says of the machine changes all the time, except for this.
 _MOUNTS = ("/proc/mounts", "/proc/self/mounts")
 
@@ -118,7 +59,7 @@ class Tracer:
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self.refusal = ""
-        self._known = _KNOWN | {*known}
+        self._known = KNOWN | {*known}
         self._answers: dict[Question, dict[str, str]] = {question: {} for question in Question}
         self._searched: dict[str, _Searched] = {}
         self._users = False
@@ -144,9 +85,9 @@ class Tracer:
             yield
             return
         with ExitStack() as replaced:
-            for name in _LOOKS:
+            for name in LOOKS:
                 replaced.enter_context(_replaced(os, name, self._looking))
-            watched = ((self._drawing, _ENTROPY), (self._reading, _READERS), (self._losing, _UNFOLLOWED))
+            watched = ((self._drawing, ENTROPY), (self._reading, READERS), (self._losing, UNFOLLOWED))
             for wrapped, places in watched:
                 for owner, name in (found for place in places for found in self._places(*place)):
                     replaced.enter_context(_replaced(owner, name, wrapped))
@@ -178,7 +119,7 @@ class Tracer:
         for name, names in module_globals():
             if isinstance(file := names.get("__file__"), str):
                 self._loaded(names.get("__name__", name), file)
-        for library in _mapped_libraries():
+        for library in mapped_libraries():
             self._mapped(library)
         if not self.refusal and not self.trace().holds():
             self.refusal = "reads files that changed meanwhile"
@@ -210,7 +151,7 @@ class Tracer:
         self._read(file)
         if file.endswith(tuple(EXTENSION_SUFFIXES)):
             self._native(file)
-        if module in _UNKNOWN_MODULES:
+        if module in UNKNOWN_MODULES:
             self._refuse(f"uses {module}")
 
     def _mapped(self, library: str) -> None:
@@ -235,7 +176,7 @@ class Tracer:
             elif event in _LISTED:
                 self._list(arguments[0], caller)
             elif self._users:
-                self._refuse(_REFUSED[event])
+                self._refuse(REFUSED[event])
                 if event == "ctypes.dlopen" and self._is_strange(arguments[0]):
                     self._refuse("imports a package that loads a library of the system", at_import=True)
 
@@ -247,7 +188,7 @@ class Tracer:
     def _opened(self, path: object, mode: object, flags: int, *, by_import: bool) -> None:
         if by_import and flags & _WRITES:
             return
-        name = _name_of(path) if isinstance(path, int) else os.fsdecode(path)  # type: ignore[arg-type]
+        name = name_of(path) if isinstance(path, int) else os.fsdecode(path)  # type: ignore[arg-type]
         if name is None:
             if self._users:
                 self._refuse("reads what is no file")
@@ -406,28 +347,6 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         self._tracer.searched(name, sys.path if path is None else path)
         return None
-
-
-def _name_of(number: int) -> str | None:
-    """Return the path behind a file descriptor, which native code may have opened; None for a pipe or if unknown.
-
-    Source: Linux's proc(5).
-    """
-    with suppress(OSError):
-        name = os.readlink(f"/proc/self/fd/{number}")
-        return name if name.startswith(os.sep) else None
-    return None
-
-
-def _mapped_libraries() -> set[str]:
-    """Return the libraries that this process has mapped; none where the system does not list them.
-
-    Source: Linux's proc(5).
-    """
-    with suppress(OSError), open("/proc/self/maps") as maps:
-        paths = (line.rstrip("\n").split(None, 5)[5:] for line in maps)
-        return {path for found in paths for path in found if ".so" in os.path.basename(path)}
-    return set()
 
 
 def _leaves(values: Iterable[object]) -> Iterator[object]:

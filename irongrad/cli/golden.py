@@ -19,7 +19,8 @@ from irongrad.cli.common import (
 from irongrad.runtime.atomic_files import atomic_write
 from irongrad.runtime.base_file import base_of
 from irongrad.runtime.errors import UserError
-from irongrad.runtime.golden_plan import ARTIFACT, BASE, FILES, Plan, ctest_script, make_plan, write_files
+from irongrad.runtime.golden_ctest import ctest_script, write_files
+from irongrad.runtime.golden_plan import ARTIFACT, BASE, FILES, Plan, make_plan
 from irongrad.runtime.golden_whole import whole_goldens
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files

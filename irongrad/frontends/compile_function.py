@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -22,9 +20,18 @@ from torch.fx.traceback import preserve_node_meta
 
 from irongrad.cache import default_store
 from irongrad.diagnostics import capture_errors, source_lines
-from irongrad.diagnostics.advice import DENSE
 from irongrad.diagnostics.refusals import refused_together
 from irongrad.diagnostics.stage_errors import reported
+from irongrad.frontends.function_arguments import (
+    argument_names,
+    check_dense,
+    check_differentiable,
+    check_scalar,
+    check_unwritten,
+    flatten_tensors,
+    is_differentiable,
+    replaced,
+)
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import Function, StepGraph, Value
@@ -56,7 +63,7 @@ from irongrad.runtime.function import CompiledFunction
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SEED, FunctionSpec
 from irongrad.runtime.scratch import scratch_directory
-from irongrad.runtime.structure import Structure, flatten, unflatten
+from irongrad.runtime.structure import Structure, unflatten
 from irongrad.step.borrow import Record, unchanged
 from irongrad.targets import parse_target
 
@@ -202,11 +209,11 @@ def flat_function(
         CaptureError: an argument or result is neither a tensor, a constant nor a container of them; or, with
             `gradients`, the first result is not a floating-point scalar.
     """
-    tensors, structure = _flatten(arguments, f"{source_lines.where(fn)}: an argument")
+    tensors, structure = flatten_tensors(arguments, f"{source_lines.where(fn)}: an argument")
     found: list[Structure] = []
 
     def value(*leaves: torch.Tensor) -> list[torch.Tensor]:
-        outputs, result = _flatten(fn(*unflatten(structure, leaves)), f"{source_lines.where(fn)}: the result")
+        outputs, result = flatten_tensors(fn(*unflatten(structure, leaves)), f"{source_lines.where(fn)}: the result")
         refuse_selected(outputs)
         found[:] = [result]
         return outputs
@@ -217,30 +224,30 @@ def flat_function(
     def value_and_gradients(*leaves: torch.Tensor) -> list[torch.Tensor]:
         """The results of `fn`, and the gradients of its first result for all floating-point and complex inputs."""
         outputs = value(*leaves)
-        _check_scalar(outputs, fn)
+        check_scalar(outputs, fn)
         setup_stacktrace_preservation_hooks([o.grad_fn for o in outputs[:1] if o.grad_fn is not None])
         wanted = [t for t in leaves if t.requires_grad]
         grads = torch.autograd.grad(outputs[0], wanted, allow_unused=True, materialize_grads=True)
         return [o.detach() for o in outputs] + [g.detach() for g in grads]
 
-    names = _names(fn, structure)
-    _check_dense(fn, dict(zip(names, tensors, strict=True)))
-    followed = [_is_differentiable(t) if gradients else t.requires_grad for t in tensors]
+    names = argument_names(fn, structure)
+    check_dense(fn, dict(zip(names, tensors, strict=True)))
+    followed = [is_differentiable(t) if gradients else t.requires_grad for t in tensors]
     mode = Mode() if gradients else mode or Mode.of_caller()
     tensors = [t.clone() if t.is_inference() else t.detach() for t in tensors]
     copies: list[torch.Tensor] = []
     with _located(fn), plain_operators(), eager_control_flow(), Draws(0, 0) as drawn:
         copies += (t.clone() for t in tensors)
         outputs = mode.around(value, followed)(*copies)
-    _check_unwritten(fn, dict(zip(names, copies, strict=True)))
+    check_unwritten(fn, dict(zip(names, copies, strict=True)))
     if not outputs:
         raise CaptureError(f"{source_lines.where(fn)}: the function returns no tensor, so there is nothing to compile")
     result = found[0]
     if gradients:
-        _check_scalar(outputs, fn)
-        _check_differentiable(tensors, fn)
-        differentiable = iter(Structure("leaf") if _is_differentiable(t) else Structure("constant") for t in tensors)
-        result = Structure("tuple", (result, _replaced(structure, differentiable)))
+        check_scalar(outputs, fn)
+        check_differentiable(tensors, fn)
+        differentiable = iter(Structure("leaf") if is_differentiable(t) else Structure("constant") for t in tensors)
+        result = Structure("tuple", (result, replaced(structure, differentiable)))
     run = mode.around(value_and_gradients if gradients else detached, followed)
     examples = dict(zip(names, tensors, strict=True))
     if drawn.used:
@@ -348,78 +355,3 @@ def _run(
         outputs = flat.run(*(t.clone() for t in given))
     for name, output in zip(names, outputs, strict=True):
         record(name, output)
-
-
-def _flatten(value: Any, what: str) -> tuple[list[torch.Tensor], Structure]:
-    try:
-        return flatten(value, lambda part: isinstance(part, torch.Tensor))
-    except TypeError as error:
-        raise CaptureError(f"{what}: {error}") from None
-
-
-def _check_dense(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in arguments.items():
-        if tensor.layout is not torch.strided:
-            raise UnsupportedOpError(
-                f"{source_lines.where(fn)}: the argument {name!r} is a {tensor.layout} tensor, and only dense ones can "
-                f"be compiled. Use {DENSE}"
-            )
-
-
-def _check_unwritten(fn: Callable[..., Any], arguments: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in arguments.items():
-        if tensor._version:
-            raise CaptureError(
-                f"{source_lines.where(fn)}: the function writes into its argument {name!r}, and a compiled function "
-                f"writes into none. Write into a copy, x.clone(), and return that"
-            )
-
-
-def _is_differentiable(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _check_scalar(outputs: Sequence[torch.Tensor], fn: Callable[..., Any]) -> None:
-    if not outputs or outputs[0].shape != () or not outputs[0].is_floating_point():
-        shape = tuple(outputs[0].shape) if outputs else "none"
-        raise CaptureError(
-            f"{source_lines.where(fn)}: gradients=True needs a floating-point scalar as the first result, it has shape "
-            f"{shape}. Reduce it, or call torch.func.vjp inside the function"
-        )
-
-
-def _check_differentiable(tensors: Sequence[torch.Tensor], fn: Callable[..., Any]) -> None:
-    if not any(map(_is_differentiable, tensors)):
-        raise CaptureError(
-            f"{source_lines.where(fn)}: gradients=True needs a floating-point tensor among the arguments. Leave it "
-            "out, or pass the tensor to differentiate with respect to as an argument"
-        )
-
-
-def _replaced(structure: Structure, leaves: Iterator[Structure]) -> Structure:
-    if structure.kind == "leaf":
-        return next(leaves)
-    if structure.kind == "constant":
-        return Structure("constant")
-    return Structure(structure.kind, tuple(_replaced(i, leaves) for i in structure.items), structure.keys)
-
-
-def _names(fn: Callable[..., Any], structure: Structure) -> list[str]:
-    """A name for every tensor argument: the name of its parameter, and the path into it."""
-    try:
-        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-        parameters = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    except (TypeError, ValueError):  # a function written in C has no signature
-        parameters = []
-    names: list[str] = []
-
-    def walk(part: Structure, name: str) -> None:
-        if part.kind == "leaf":
-            names.append(name)
-        keys = part.keys or range(len(part.items))
-        for key, item in zip(keys, part.items, strict=True):
-            walk(item, f"{name}.{key}")
-
-    for number, item in enumerate(structure.items):
-        walk(item, parameters[number] if number < len(parameters) else f"arg{number}")
-    return names

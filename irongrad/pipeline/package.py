@@ -26,12 +26,13 @@ from irongrad.pipeline.assemble.size_guards import accepted_sizes
 from irongrad.pipeline.assemble.statistics import statistics_bytes
 from irongrad.pipeline.base_file import base_spec, bytes_of, shared_base
 from irongrad.pipeline.iree.compile import CompiledModule
-from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes, verify_against
+from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
+from irongrad.pipeline.verify_targets import verified
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.checkpoint import header
 from irongrad.runtime.devices import is_local
-from irongrad.runtime.errors import InternalError, VerificationError
-from irongrad.runtime.golden import Golden, are_same, is_later, kept, read_golden, write_golden
+from irongrad.runtime.errors import InternalError
+from irongrad.runtime.golden import Golden, are_same, kept, read_golden, write_golden
 from irongrad.runtime.installed import VERSION
 from irongrad.runtime.manifest import (
     ANALYSIS,
@@ -39,7 +40,6 @@ from irongrad.runtime.manifest import (
     FORMAT_VERSION,
     INITIAL_STATE,
     OF_BASE,
-    SKIPPED,
     TRAIN_AND_EXPORT,
     Certificate,
     ChoiceSpec,
@@ -56,11 +56,11 @@ from irongrad.runtime.manifest import (
 from irongrad.runtime.manifest_file import file_spec, write_manifest
 from irongrad.runtime.notebook_table import notebook_table
 from irongrad.runtime.parameter_archive import write_archive
-from irongrad.runtime.report import WHY_UNJUDGED, Comparison, Report, combined
+from irongrad.runtime.report import Report
 from irongrad.runtime.selection import why_not
 from irongrad.runtime.session import Session
 from irongrad.runtime.staging import publish, staged
-from irongrad.runtime.verification import certificate, restart
+from irongrad.runtime.verification import certificate
 
 
 class Modules(Protocol):
@@ -189,7 +189,7 @@ def package(
                     values.own.widest()  # other devices may round more; other CPUs round like this one
             if runs_here:
                 chosen = together[0].name if manifest.placement is None else None
-                report = _verified(Session(staging, target=chosen, on_nonfinite="ignore"), expected)
+                report = verified(Session(staging, target=chosen, on_nonfinite="ignore"), expected)
                 reports |= {target.name: report for target in together}
                 together = tuple(replace(t, certificate=certificate(report, t.device)) for t in together)
             targets += together
@@ -223,98 +223,6 @@ def _write_golden(golden: Golden, path: Path) -> None:
     write_golden(golden, path)
     if not are_same(read_golden(path), kept(golden)):
         raise InternalError("the stored golden values differ from the computed ones")
-
-
-def _verified(session: Session, expected: Mapping[str, ExpectedAtSizes]) -> Report:
-    """Compare a target with all expected values; return the report of those that the artifact keeps.
-
-    Raises:
-        VerificationError: the target's numbers are wrong, or cannot be judged.
-    """
-    reports: dict[str, Report] = {}
-    for name, values in expected.items():
-        view = session.step(name) if name in session.manifest.steps else session
-        reports[name if view is not session else ""] = _verified_step(_restarted(view) if reports else view, values)
-    return combined(reports)
-
-
-def _verified_step(session: Session, expected: ExpectedAtSizes) -> Report:
-    reports: list[Report] = []
-    chosen: list[str] = []
-    left_out = list(expected.skipped)
-    for values in (expected.own, *expected.others):
-        session = _restarted(session) if reports else session
-        reports.append(verify_against(session, values))
-        if unjudged := _unjudged_choice(reports[-1], values.golden):
-            left_out.append(unjudged)
-            continue
-        check_report(reports[-1], values.golden)
-        chosen += [values.golden.about] if values.golden.about else []
-    return replace(reports[0], chosen=tuple(chosen), skipped=tuple(left_out))
-
-
-def _unjudged_choice(report: Report, golden: Golden) -> str:
-    """Why values that a choice computes cannot be judged, if nothing else is wrong; empty otherwise.
-
-    The example's own values are judged. At a chosen step, another gradient may be zero but for rounding.
-    """
-    wrong = report.wrong
-    if not golden.about or not wrong or not set(wrong) <= set(report.unjudged):
-        return ""
-    if golden.later and not all(is_later(c.key) for c in wrong):
-        return ""
-    return f"{golden.about}: {', '.join(dict.fromkeys(c.key for c in wrong))} cannot be judged"
-
-
-def _restarted(session: Session) -> Session:
-    """A session at the initial state, without accumulated gradients."""
-    names = {e.name for e in session.manifest.entry_points}
-    if "grad_step" in names and "apply_step" not in names:  # nothing else clears the gradients
-        target = session.target.name if session.manifest.placement is None else None
-        fresh = Session(session.directory, target=target, on_nonfinite="ignore")
-        return fresh.step(session.step_name) if session.step_name else fresh
-    restart(session)
-    return session
-
-
-def check_report(report: Report, golden: Golden) -> None:
-    """Refuse a program that disagrees with the expected values.
-
-    Raises:
-        VerificationError: the error of a value exceeds its tolerance.
-    """
-    if report.passed:
-        return
-    bad = report.wrong
-    rows = "\n".join(f"  {c.entry_point:<12} {c.key}: error {c.error:.3g}, allowed {c.allowed:.3g}" for c in bad[:8])
-    chosen = f" at {golden.about}{' in the second step' if golden.later else ''}" if golden.about else ""
-    skips = _OTHER_SKIPS if _skips_differ(bad) else ""
-    if set(bad) <= set(report.unjudged):
-        names = ", ".join(dict.fromkeys(c.key for c in bad))
-        raise VerificationError(
-            f"the compiled step cannot be judged{chosen}, so no artifact was written: {names}. "
-            f"{WHY_UNJUDGED.capitalize()}:\n{rows}\n"
-            "Give example inputs at which the step is better conditioned, such as more rows in a batch, or values away "
-            "from the edge"
-        )
-    raise VerificationError(
-        f"the compiled step disagrees with eager {golden.oracle}{chosen} in {len(bad)} of {len(report.comparisons)} "
-        f"values, so no artifact was written:\n{rows}\n{skips}"
-        "This is a bug in IronGrad or its toolchain. Please report it with the model; --dump-dir DIR keeps every "
-        "stage"
-    )
-
-
-# A gradient of examples/resnet18.py is 65530 at the default scale; float16 rounds 65520 and more to infinity.
-_OTHER_SKIPS = (
-    "Eager and the compiled step skip different updates. If a scaled gradient is near float16's largest number, 65504, "
-    "its last bits decide whether it overflows: compile with another scale, such as loss_scale="
-    'torch.amp.GradScaler("cpu", init_scale=2.0**14). If that disagrees too: '
-)
-
-
-def _skips_differ(bad: Sequence[Comparison]) -> bool:
-    return any(c.key.endswith(f"/{SKIPPED}") for c in bad)
 
 
 def write_state(module: Modules, scratch: Path) -> Path:

@@ -10,20 +10,17 @@ golden files' directory as `${IRONGRAD_GOLDEN}`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 
-from irongrad.runtime import checkpoint
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.commands import file_value, filled_value, run_module
-from irongrad.runtime.errors import ArtifactError
+from irongrad.runtime.bad_inputs import bad_inputs
+from irongrad.runtime.commands import file_value, run_module
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import OF_STATE, STACKED, STEPS_DIM, EntryPoint, Manifest, TargetSpec, TensorSpec
-from irongrad.runtime.refusals import NOT_RUN, mismatch, out_of_range
 from irongrad.runtime.safetensors_file import numpy_dtype
 
 ARTIFACT = "${IRONGRAD_ARTIFACT}"
@@ -39,9 +36,6 @@ _COMPARED_AS_NPY = ("float64", "float32", "float16", "bool")
 # The error of an entry point that continues another one. A process calls only one entry point, so the earlier call's
 # state is gone.
 _NEEDS_A_CALL_BEFORE = {"apply_step": "no gradients are accumulated", "finish_step": "no forward is open"}
-
-# The error on a machine without the device. A target that never ran on the compiling machine is skipped there.
-_NO_DEVICE = "creating (driver for )?device '"
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,8 @@ class _Planner:
                 hypers = self._golden.stacked_hypers({h.name: h.default for h in self._manifest.hypers})
             self._matches(point, "", inputs, self._expected(point), hypers=hypers)
             if point.name not in OF_STATE:
-                self._refusals(point, inputs)
+                for bad in bad_inputs(self._manifest, self._golden, point, inputs):
+                    self._add(point, f".{bad.what}", {**inputs, **bad.values}, refusal=bad.refusal)
             if point.name == "train_step":
                 for step in filter(self._has_state, range(1, self._golden.steps)):
                     reported, given = self._reported(point, step), self._inputs(point, step)
@@ -244,54 +239,6 @@ class _Planner:
                 flags[f"--expected_{_THRESHOLDS[spec.dtype]}_threshold={expected[spec.name].allowed!r}"] = None
         return [*flags, *values]
 
-    def _refusals(self, point: EntryPoint, inputs: Mapping[str, Path | str]) -> None:
-        """Check that bad inputs are refused: a wrong shape, a value out of range (one input at a time), wrong sizes."""
-        for spec in point.inputs:
-            if spec.name not in inputs:
-                continue
-            own = self._sized(point, spec, {})
-            value, refusal = _wrong_shape(spec, own, self._golden.steps)
-            self._add(point, f".wrong_shape.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
-            if (wrong := _outside(spec)) is not None:
-                value = filled_value(own, wrong, self._golden.steps)
-                refusal = out_of_range(spec, wrong)
-                self._add(point, f".out_of_range.{spec.name}", {**inputs, spec.name: value}, refusal=refusal)
-
-        for name, (_, most) in self._manifest.sizes.items():
-            if most is not None:
-                self._too_large(point, inputs, name, most)
-
-        for number, constraint in enumerate(self._manifest.constraints):
-            resized = [s for s in point.inputs if set(s.shape) & set(constraint.broken) and s.name in inputs]
-            if constraint.broken and constraint.broken.keys() <= {d for s in resized for d in s.shape}:
-                values = {s.name: self._filled(point, s, constraint.broken) for s in resized}
-                self._add(point, f".constraint.{number}", {**inputs, **values}, refusal=constraint.refusal)
-
-    def _filled(self, point: EntryPoint, spec: TensorSpec, sizes: Mapping[str, int]) -> str:
-        """Return a value of these sizes that is in the range of `spec`."""
-        return filled_value(self._sized(point, spec, sizes), spec.minimum or 0, self._golden.steps)
-
-    def _too_large(self, point: EntryPoint, inputs: Mapping[str, Path | str], name: str, most: int) -> None:
-        """Check that one more than the largest size is refused, and that the message names the given size."""
-        resized = [s for s in point.inputs if name in s.shape and s.name in inputs]
-        if not resized:
-            return
-        values = {s.name: self._filled(point, s, {name: most + 1}) for s in resized}
-        dim = resized[0].shape.index(name)
-        refusal = f"{NOT_RUN}; {mismatch(dim, most, most + 1)}"
-        self._add(point, f".too_large.{name}", {**inputs, **values}, refusal=refusal)
-
-    def _sized(self, point: EntryPoint, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
-        """Return `spec` with its named dimensions set to `sizes`, else to the golden input's sizes.
-
-        The steps dimension of a stacked input stays.
-        """
-        key = point.key(spec.name)
-        own = self._golden.inputs[key].shape if key in self._golden.inputs else ()
-        named = dict(zip(reversed(spec.shape), reversed(own), strict=False))
-        known = named | dict(sizes)
-        return replace(spec, shape=tuple(known.get(d, d) if isinstance(d, str) else d for d in spec.shape))
-
     def _add(
         self,
         point: EntryPoint,
@@ -329,88 +276,3 @@ class _Planner:
 def _cast(array: Array, dtype: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(array).astype(numpy_dtype(dtype))
-
-
-def _wrong_shape(spec: TensorSpec, own: TensorSpec, size: int) -> tuple[str, str]:
-    """Return a value of a wrong shape, and the text of its refusal.
-
-    The value is like `own` with its last fixed dimension one too large. If `spec` fixes no dimension, its rank is one
-    too large.
-    """
-    fixed = [i for i, d in enumerate(spec.shape) if isinstance(d, int)]
-    shape = list(own.shape)
-    if not fixed:
-        return filled_value(replace(spec, shape=(1, *shape)), 0, size), f"{spec.name} shape rank mismatch"
-    shape[fixed[-1]] = int(shape[fixed[-1]]) + 1
-    wrong = replace(spec, shape=tuple(shape))
-    return filled_value(wrong, spec.minimum or 0, size), f"{spec.name} shape dimension {fixed[-1]} mismatch"
-
-
-def _outside(spec: TensorSpec) -> int | None:
-    """Return a value that is out of the input's range at any sizes; None if its dtype has none."""
-    if spec.minimum is None or spec.maximum is None:
-        return None
-    limits = np.iinfo(spec.dtype)
-    above = () if spec.limits else (spec.maximum + 1, spec.maximum + 2)
-    candidates = (*above, spec.minimum - 1, spec.minimum - 2)
-    return next((c for c in candidates if c != spec.exempt and limits.min <= c <= limits.max), None)
-
-
-def write_files(plan: Plan, manifest: Manifest, directory: Path) -> None:
-    """Write the plan's arrays and checkpoints below `directory`.
-
-    Raises:
-        ArtifactError: a name of the artifact leads out of `directory`.
-    """
-    for name in (*plan.arrays, *plan.states):
-        if not (directory / name).resolve().is_relative_to(directory.resolve()):
-            raise ArtifactError(f"the artifact names the file {name!r}, which is outside of {directory}")
-    for name, array in plan.arrays.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".npy":
-            np.save(path, array)
-        else:
-            array.tofile(path)
-    for name, state in plan.states.items():
-        checkpoint.write(directory / name, state, manifest, finite=True)
-
-
-def ctest_script(plan: Plan, artifact: PurePath, prefix: str, base: PurePath | None = None) -> str:
-    """Return the plan as the text of a `CTestTestfile.cmake`.
-
-    A file that includes it may set the script's variables first; the script only sets their defaults.
-
-    Args:
-        plan: the plan.
-        artifact: the artifact's directory, relative to the script's directory.
-        prefix: the prefix of all test names.
-        base: the artifact's base file, relative to the script's directory; None if it has none.
-    """
-    defaults = {
-        "IRONGRAD_ARTIFACT": artifact.as_posix(),
-        **({} if base is None else {"IRONGRAD_BASE": base.as_posix()}),
-        "IRONGRAD_GOLDEN": ".",
-        "IRONGRAD_RUN_MODULE": "iree-run-module",
-        "IRONGRAD_TEST_PREFIX": prefix,
-    }
-    lines = ["# Made by 'irongrad golden': 'ctest' in this directory runs it, with no Python."]
-    for name, value in defaults.items():
-        lines += [f"if(NOT DEFINED {name})", f"  set({name} {_quoted(value)})", "endif()"]
-    for check in plan.checks:
-        name = _quoted(f"${{IRONGRAD_TEST_PREFIX}}{check.name}")
-        arguments = " ".join(_quoted(a) for a in ("${IRONGRAD_RUN_MODULE}", *check.command[1:]))
-        lines.append(f"add_test({name} {arguments})")
-        properties = {"LABELS": f"irongrad;{check.target}"}
-        if check.refusal:
-            properties["PASS_REGULAR_EXPRESSION"] = re.sub(r"([][().*+?^$|\\;])", r"\\\1", check.refusal)
-        if check.optional:
-            properties["SKIP_REGULAR_EXPRESSION"] = _NO_DEVICE
-        listed = " ".join(f"{k} {_quoted(v)}" for k, v in properties.items())
-        lines.append(f"set_tests_properties({name} PROPERTIES {listed})")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -201,7 +201,7 @@ def test_native_code_that_only_computes_is_accepted(tracer):
 
 
 def test_the_refusal_names_what_native_code_calls(tracer, monkeypatch):
-    monkeypatch.setattr(module, "_KNOWN", frozenset())
+    monkeypatch.setattr(module, "KNOWN", frozenset())
     native = importlib.import_module("tokenizers.tokenizers").__file__
     Tracer()._native(native)
     strict = Tracer()
@@ -223,14 +223,14 @@ def test_a_library_that_a_package_loads_while_it_is_imported_is_looked_at(tracer
 
 def test_libraries_that_packages_map_are_looked_at(tracer, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow.lib").__file__
-    monkeypatch.setattr(module, "_mapped_libraries", lambda: {pyarrow})
+    monkeypatch.setattr(module, "mapped_libraries", lambda: {pyarrow})
     monkeypatch.setattr(module, "module_globals", list)
     assert tracer.finish() is None
     assert "pyarrow" in tracer.refusal
 
 
 def test_this_process_lists_its_libraries():
-    mapped = module._mapped_libraries()
+    mapped = module.mapped_libraries()
     assert torch._C.__file__ in mapped
     assert any("libtorch_cpu" in name for name in mapped)
 
@@ -293,7 +293,7 @@ def test_a_tokenizer_from_the_hub_is_refused(tracer, monkeypatch):
 
 
 def test_a_version_without_a_known_reader_is_refused(tracer, monkeypatch):
-    monkeypatch.setattr(module, "_READERS", (("tokenizers", "Tokenizer.renamed"), ("uninstalled_package", "read")))
+    monkeypatch.setattr(module, "READERS", (("tokenizers", "Tokenizer.renamed"), ("uninstalled_package", "read")))
     with tracer.users_code():
         pass
     assert "without Tokenizer.renamed" in tracer.refusal

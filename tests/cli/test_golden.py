@@ -20,7 +20,8 @@ from irongrad.cli.golden import command
 from irongrad.runtime import cpu
 from irongrad.runtime.errors import ArtifactError, UserError, VerificationError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.golden_plan import ctest_script, make_plan, write_files
+from irongrad.runtime.golden_ctest import ctest_script, write_files
+from irongrad.runtime.golden_plan import make_plan
 from irongrad.runtime.golden_whole import whole_golden
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN

@@ -13,7 +13,8 @@ from irongrad.frontends.import_bundle import import_bundle
 from irongrad.runtime import load
 from irongrad.runtime.devices import Device
 from irongrad.runtime.golden import key_of, read_golden
-from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.golden_ctest import write_files
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.manifest_file import read_manifest

@@ -12,7 +12,8 @@ import pytest
 
 from irongrad.runtime import Session
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.golden_plan import Plan, write_files
+from irongrad.runtime.golden_ctest import write_files
+from irongrad.runtime.golden_plan import Plan
 from irongrad.runtime.manifest import MANIFEST
 from irongrad.runtime.manifest_file import encoded, read_manifest, write_manifest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from irongrad.pipeline.package import check_report
+from irongrad.pipeline.verify_targets import check_report
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.report import Comparison, Report

@@ -16,7 +16,8 @@ from irongrad.pipeline.options import make_options
 from irongrad.runtime import load
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.golden_ctest import write_files
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.manifest_file import read_manifest

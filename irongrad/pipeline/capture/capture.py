@@ -15,14 +15,11 @@ import torch
 from torch import nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.graph.derivatives import track_inputs
 from irongrad.graph.eager_control_flow import eager_control_flow
-from irongrad.graph.flat_graph import FlatGraph, is_inlined, regions_of
 from irongrad.operators.decompositions.registry import BeforeAutograd
-from irongrad.operators.random import draws_with, is_random, undrawable
 from irongrad.pipeline.capture import autograd_functions, hooks, side_effects
 from irongrad.pipeline.capture.changed_memory import set_refused
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
@@ -34,6 +31,14 @@ from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mod
 from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.names import refuse_names
 from irongrad.pipeline.capture.plain_operators import plain_operators
+from irongrad.pipeline.capture.program_checks import (
+    check_loss,
+    check_names,
+    check_used,
+    check_values,
+    refuse_undrawable,
+    used_inputs,
+)
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.pipeline.capture.shared_memory import refuse_shared_memory
 from irongrad.pipeline.capture.size_decisions import kept_decisions
@@ -53,7 +58,7 @@ from irongrad.pipeline.capture.sync_batch_norm import Synchronised, synchronised
 from irongrad.pipeline.capture.tensor_types import eager_types
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.capture.written_windows import as_strided_where_written
-from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
+from irongrad.runtime.errors import CaptureError, UserError
 from irongrad.runtime.manifest import of_entry
 from irongrad.sizes.dimensions import dims_of, fixed, specialised, symbolic
 from irongrad.step.borrow import borrowed, roots_of, unchanged
@@ -170,7 +175,7 @@ def _capture(
     *,
     watches: bool,
 ) -> CapturedStep:
-    _check_names(names, step)
+    check_names(names, step)
     module = ReportingModule(step) if names else StepModule(step)
     training = PiecesModule(step) if step.between else module
     values = tuple(step.inputs.values())
@@ -184,9 +189,9 @@ def _capture(
             multiples |= more
             train = export(training, micro, dynamic, multiples, use)
     refuse_shared_memory(step, training, train)
-    _check_loss(train, step)
-    _check_values(train, step, names)
-    _check_used(train, step)
+    check_loss(train, step)
+    check_values(train, step, names)
+    check_used(train, step)
     with in_evaluation(step):
         made: dict[str, Inference] = {}
         if "eval" in inference:
@@ -261,7 +266,7 @@ def export(
     side_effects.check_graph(program, use.untrained)
     use.note_written(side_effects.written_state(program))
     as_strided_where_written(program)
-    _refuse_undrawable(program.graph_module)
+    refuse_undrawable(program.graph_module)
     return program
 
 
@@ -288,7 +293,7 @@ def _entry(module: StepModule, step: TrainStep, name: str, multiples: Mapping[st
             f"{line}\n  the entry {name!r} changes {name_of(path)!r}, and an entry leaves the state as it is. "
             "Change it in the step, or return the new value"
         )
-    for input_name, used in zip(entry.inputs, _used_inputs(program), strict=True):
+    for input_name, used in zip(entry.inputs, used_inputs(program), strict=True):
         if not used:
             raise CaptureError(f"{place} does not use its input {input_name!r}; remove it from entries[{name!r}]")
     return Inference(program, inputs, outputs)
@@ -321,94 +326,3 @@ def _output_names(step: TrainStep, probe: OutputsModule, values: tuple[torch.Ten
             return evaluated(run)
         except IndexError as error:  # tracing does not notice it, because it knows no values
             raise capture_errors.capture_error(error, step.model) from error
-
-
-def _used_inputs(program: ExportedProgram) -> list[bool]:
-    by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    return [bool(by_name[name].users) for name in program.graph_signature.user_inputs if isinstance(name, str)]
-
-
-def loss_node(program: ExportedProgram) -> torch.fx.Node:
-    """Return the node of `CapturedStep.train` or `.eval` that computes the loss."""
-    node = next(n for n in program.graph.output_node().args[0] if n.name == program.graph_signature.user_outputs[0])
-    return FlatGraph(program.graph_module).origins(node)[-1]
-
-
-def _check_loss(program: ExportedProgram, step: TrainStep) -> None:
-    node = loss_node(program)
-    value = node.meta["val"]
-    if value.shape == () and value.dtype.is_floating_point:
-        return
-    place = source_lines.line_of(node, otherwise=source_lines.where(step.loss if step.loss is not None else step.model))
-    inside = (
-        "" if step.loss is not None else " TrainStep.loss is None, so the model's own output is taken for the loss."
-    )
-    raise CaptureError(
-        f"{place}\n  the loss has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a floating-point "
-        f"scalar.{inside} Reduce it in the loss function: return loss.mean() or loss.sum()"
-    )
-
-
-def _check_names(names: tuple[str, ...], step: TrainStep) -> None:
-    """Refuse values beside the loss where they have no place."""
-    if names and step.between:
-        raise CaptureError(
-            f"{source_lines.where(step.loss)}: a step in pieces returns the loss alone, and this loss function returns "
-            f"{', '.join(names)} beside it"
-        )
-    if "loss" in names:
-        raise CaptureError(f"{source_lines.where(step.loss)}: a value beside the loss has the name 'loss'; rename it")
-
-
-def _check_values(program: ExportedProgram, step: TrainStep, names: tuple[str, ...]) -> None:
-    """Check that the values beside the loss are numbers that `train_steps` can stack and micro-batches can average."""
-    if not names:
-        return
-    results = {node.name: node for node in program.graph.output_node().args[0]}
-    for name, result in zip(names, program.graph_signature.user_outputs[1:], strict=True):
-        value = results[str(result)].meta["val"]
-        place = f"{source_lines.where(step.loss)}: the value {name!r} beside the loss"
-        if value.shape != () or value.dtype.is_complex:
-            raise CaptureError(
-                f"{place} has shape {tuple(value.shape)} and dtype {value.dtype}; it must be a single number. Reduce "
-                "it, such as by .mean(), or let the model return it"
-            )
-        if step.accumulate > 1 and not value.dtype.is_floating_point:
-            raise CaptureError(
-                f"{place} is {value.dtype}, and micro-batches take the mean of their values: return {name}.float()"
-            )
-
-
-def _check_used(program: ExportedProgram, step: TrainStep) -> None:
-    for name, used in zip(step.inputs, _used_inputs(program), strict=True):
-        if not used:
-            raise CaptureError(
-                f"{source_lines.where(step.model)}: input {name!r} is not used by the model or the loss. Remove it "
-                "from TrainStep.inputs, or list the inputs that the model takes in TrainStep.model_inputs if it went "
-                "to the wrong place"
-            )
-
-
-def _refuse_undrawable(graph: GraphModule, *, once: bool = True) -> None:
-    """Refuse an operator that draws random numbers which a compiled step cannot draw.
-
-    Args:
-        graph: the graph, with its regions.
-        once: whether the graph runs once a step. A draw is identified by the number of its call, which is the same in
-            every iteration of a loop.
-
-    Raises:
-        UnsupportedOpError: names the first such operator, with the user's line.
-    """
-    for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            for region in regions_of(graph, node):
-                _refuse_undrawable(region, once=once and is_inlined(node))
-            continue
-        reason = None
-        if is_random(node.target):
-            reason = undrawable(node.target, node.kwargs.get("generator"))
-        if reason is None and not once and draws_with(node.target, node.args, node.kwargs):
-            reason = "draws random numbers in a branch or a loop. Draw them before it, and hand them in"
-        if reason is not None:
-            raise UnsupportedOpError(f"{source_lines.line_of(node)}: {node.target} {reason}")

@@ -26,9 +26,10 @@ from irongrad.graph.subgraphs import has_while_loop
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes
 from irongrad.operators.legalize.retrace import interpret_eager
 from irongrad.pipeline.capture.autograd_functions import calls_functions
-from irongrad.pipeline.capture.capture import CapturedStep, loss_node
+from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.hooks import gradient_hooks
 from irongrad.pipeline.capture.plain_operators import plain_operators
+from irongrad.pipeline.capture.program_checks import loss_node
 from irongrad.pipeline.capture.side_effects import written_state
 from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.differentiate.specialise import Interpret, Program

@@ -21,7 +21,8 @@ from irongrad.runtime import Session
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.golden_ctest import write_files
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
 

@@ -19,7 +19,8 @@ from irongrad.pipeline.guards.step_indices import step_indices
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.golden_ctest import write_files
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan
 from irongrad.runtime.manifest import GOLDEN, UNLIMITED
 from irongrad.sizes.expressions import symbol
 

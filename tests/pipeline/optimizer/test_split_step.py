@@ -30,7 +30,8 @@ from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.runtime import Session
 from irongrad.runtime.errors import CaptureError, GuardError, UserError
 from irongrad.runtime.golden import read_golden
-from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan, write_files
+from irongrad.runtime.golden_ctest import write_files
+from irongrad.runtime.golden_plan import ARTIFACT, FILES, make_plan
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.manifest import GOLDEN
 from irongrad.runtime.manifest_file import read_manifest

@@ -17,7 +17,7 @@ from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.differentiate.differentiate import differentiate
 from irongrad.pipeline.optimizer.update import add_optimizer
 from irongrad.pipeline.oracle.oracle import golden_runs
-from irongrad.pipeline.package import check_report
+from irongrad.pipeline.verify_targets import check_report
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import SCALE, SKIPPED

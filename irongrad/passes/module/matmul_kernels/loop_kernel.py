@@ -1,4 +1,4 @@
-"""The code of a loop over time steps: one thread runs all steps for some of the rows of a batch.
+"""A loop over time steps as one kernel: one thread runs all steps for some of the rows of a batch.
 
 Between two steps no thread waits for another, nothing is launched, and the rows stay in the caches of one core. The
 idea is that of persistent recurrent networks (G. Diamos et al., "Persistent RNNs: Stashing Recurrent Weights On-Chip",
@@ -7,32 +7,22 @@ ICML 2016).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from math import prod
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith, hal, memref, scf, vector
 
-from irongrad.mlir.linalg import inputs_of
 from irongrad.mlir.walk import BOUNDS
 from irongrad.passes.module.matmul_kernels.loop_body import (
     LoopBody,
     Piece,
     Step,
     pieces_of,
-    slice_of,
-    unmarked,
 )
-from irongrad.passes.module.matmul_kernels.loop_code import Lanes, constant, each, new_executable, number, row_of
-from irongrad.passes.module.matmul_kernels.loop_tiles import tile_of
-from irongrad.passes.module.matmul_kernels.places import Memory
 from irongrad.passes.module.matmul_kernels.products import Product
-from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
-from irongrad.passes.module.matmul_kernels.vector_code import write_strip
+from irongrad.passes.module.matmul_kernels.tiling import Matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +61,7 @@ class LoopProduct:
 
 
 @dataclass(frozen=True, eq=False)
-class _Store:
+class Store:
     """A piece that an iteration stores.
 
     Attributes:
@@ -155,7 +145,7 @@ class LoopKernel:
         return found[0] if found and not others else None
 
     @cached_property
-    def stores(self) -> list[_Store]:
+    def stores(self) -> list[Store]:
         """What an iteration stores, by stage.
 
         A carried value is overwritten when nothing will read it any more. A value that is computed from carried values
@@ -164,11 +154,11 @@ class LoopKernel:
         found = []
         for stack in self.body.stacks:
             width = self.body.loop.results[stack.place].type.shape[2]
-            found += [_Store(self.level(p.values), p, stack, width, stack.step) for p in stack.pieces]
+            found += [Store(self.level(p.values), p, stack, width, stack.step) for p in stack.pieces]
         for product in self.products:
             if self.carried_left(product) is None:
                 stage = self.after[product]
-                found += [_Store(stage, p, product, product.summands, None) for p in product.left]
+                found += [Store(stage, p, product, product.summands, None) for p in product.left]
         carried = {c: self.level(c.piece.values) for c in self.body.carries}
         for product in self.products:
             if (place := self.carried_left(product)) is not None:
@@ -180,7 +170,7 @@ class LoopKernel:
                 others = [(carried[c], self.body.carried_in(c.piece.values)) for c in self.body.carries]
                 late = [stage for stage, read in (*reads, *others) if carry.argument in read]
                 carried[carry] = max([carried[carry], *late])
-        found += [_Store(stage, c.piece, c, c.piece.columns, None) for c, stage in carried.items()]
+        found += [Store(stage, c.piece, c, c.piece.columns, None) for c, stage in carried.items()]
         return sorted(found, key=lambda s: (s.stage, s.piece.columns))
 
     @property
@@ -201,216 +191,3 @@ class LoopKernel:
     def operations(self) -> int:
         """The arithmetic operations of the products of all iterations."""
         return 2 * self.body.trips * self.body.batch * sum(p.summands * p.columns for p in self.products)
-
-
-def executable_of(kernel: LoopKernel, name: str) -> Any:
-    """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
-    with new_executable(name, (kernel.strips, 1, 1), kernel.tensors, kernel.operations) as (executable, bindings):
-        _Writer.of(kernel, bindings).write()
-    return executable
-
-
-@dataclass(frozen=True, eq=False)
-class _Writer:
-    """Writes the code of one workgroup.
-
-    Attributes:
-        kernel: the kernel.
-        read: the memory of each value that is read, by value.
-        first: the memory of the initial values, in the order of the carried values.
-        rights: the memory of the right operands, in the order of the products.
-        results: the memory of products, in their order.
-        written: the memory of stacks, carried values and left operands, by `_Store.buffer`.
-    """
-
-    kernel: LoopKernel
-    read: dict[Any, Any]
-    first: Sequence[Any]
-    rights: Sequence[Any]
-    results: Sequence[Any]
-    written: dict[Any, Any]
-
-    @classmethod
-    def of(cls, kernel: LoopKernel, bindings: Sequence[Any]) -> _Writer:
-        """A writer for a function with the arguments `bindings`."""
-        body, given = kernel.body, len(kernel.read)
-        sizes = [prod(v.type.shape) for v in kernel.read] + [p.layout.elements for p in kernel.products]
-        sizes += [prod(kind.shape) for kind in kernel.made]
-        rows = [row_of(b, size) for b, size in zip(bindings, sizes, strict=True)]
-        behind = given + len(kernel.products)
-        read, rights, made = rows[:given], rows[given:behind], rows[behind:]
-        results, working = made[: len(body.loop.results)], made[len(body.loop.results) :]
-        lefts = [p for p in kernel.products if kernel.carried_left(p) is None]
-        written: dict[Any, Any] = {s: results[s.place] for s in body.stacks}
-        written |= {c: results[c.place] for c in body.carries}
-        written |= dict(zip(lefts, working[len(kernel.products) :], strict=True))
-        first = read[: len(body.carries)]
-        values = dict(zip(kernel.read[len(body.carries) :], read[len(body.carries) :], strict=True))
-        return cls(kernel, values, first, rights, working[: len(kernel.products)], written)
-
-    def write(self) -> None:
-        """Write the code at the current insertion point: for strips of one size, or of two that differ by a row."""
-        d, strip = ir.AffineExpr.get_dim(0), hal.interface_workgroup_id(0)
-        rows, larger = self.kernel.division
-        if not larger:
-            self._write_strip(number(d * rows, strip), rows)
-            return
-        is_larger = arith.cmpi(arith.CmpIPredicate.ult, strip, constant(larger))
-        branches = scf.IfOp(is_larger, has_else=True)
-        with ir.InsertionPoint(branches.then_block):
-            self._write_strip(number(d * (rows + 1), strip), rows + 1)
-            scf.yield_([])
-        with ir.InsertionPoint(branches.else_block):
-            self._write_strip(number(d * rows + larger, strip), rows)
-            scf.yield_([])
-
-    def _write_strip(self, first: Any, count: int) -> None:
-        """Write the code of a strip of `count` rows that begins at the row `first`."""
-        kernel, body = self.kernel, self.kernel.body
-        rows = first, number(ir.AffineExpr.get_dim(0) + count, first)
-        for carry, memory in zip(body.carries, self.first, strict=True):
-            self._copy(memory, self.written[carry], carry.piece.columns, rows)
-        last = max(s.stage for s in kernel.stores)
-        with each(constant(0), constant(body.trips), 1) as iteration:
-            for stage in range(last + 1):
-                stores = [s for s in kernel.stores if s.stage == stage]
-                for columns, group in groupby(stores, key=lambda s: s.piece.columns):
-                    self._store(list(group), columns, iteration, rows)
-                for index, product in enumerate(kernel.products):
-                    if kernel.after[product] == stage < last:
-                        self._multiply(index, product, first, count)
-
-    def _each(self, rows: tuple[Any, Any], columns: int, write: Callable[[Any, Any, Lanes], None]) -> None:
-        """Write code for each vector of some rows of `columns` numbers; `write` gets its row, first column and lanes.
-
-        The last vector of a row is a part of one if the columns are no whole vectors.
-        """
-        width = self.kernel.width
-        whole = columns // width * width
-        lanes = Lanes(ir.VectorType.get([width], ir.F32Type.get()))
-        with each(*rows, 1) as row:
-            if whole:
-                with each(constant(0), constant(whole), width) as column:
-                    write(row, column, lanes)
-            if columns > whole:
-                write(row, constant(whole), lanes.first(columns - whole))
-
-    def _copy(self, source: Any, target: Any, columns: int, rows: tuple[Any, Any]) -> None:
-        """Write code that copies rows of a matrix."""
-        r, c = (ir.AffineExpr.get_dim(i) for i in range(2))
-
-        def write(row: Any, column: Any, lanes: Lanes) -> None:
-            place = number(r * columns + c, row, column)
-            lanes.store(lanes.load(source, place), target, place)
-
-        self._each(rows, columns, write)
-
-    def _store(self, stores: Sequence[_Store], columns: int, iteration: Any, rows: tuple[Any, Any]) -> None:
-        """Write code that computes and stores pieces of equally many columns."""
-
-        def write(row: Any, column: Any, lanes: Lanes) -> None:
-            at = _Point(self, iteration, row, column, lanes)
-            values = [at.value(s.piece.values, 0) for s in stores]
-            for store, value in zip(stores, values, strict=True):
-                place = at.place(store.width, store.piece.column, store.step)
-                lanes.store(value, self.written[store.buffer], place)
-
-        self._each(rows, columns, write)
-
-    def _multiply(self, index: int, product: LoopProduct, first: Any, count: int) -> None:
-        """Write code that computes a product of the rows of a strip."""
-        kernel, batch = self.kernel, self.kernel.body.batch
-        carried = kernel.carried_left(product)
-        left = self.written[product if carried is None else kernel.body.carries[carried]]
-        layout = Matrix(batch * product.summands, 0, Strides(product.summands), Strides(1))
-        sizes = MatmulShape(1, count, product.columns, product.summands)
-        tile = tile_of(count, product.columns, kernel.width)
-        pads = product.layout.elements > product.columns * product.summands
-        of_product = ProductKernel(sizes, tile, layout, product.layout, False, pads_right=pads)
-        write_strip(of_product, Memory(left, self.rights[index], None, self.results[index]), first)
-
-
-@dataclass(frozen=True, eq=False)
-class _Point:
-    """The place of a vector in an iteration's values.
-
-    Attributes:
-        writer: the writer of the kernel.
-        iteration: the number of the iteration.
-        row: the row in the batch.
-        column: the first column.
-        lanes: how a vector is read.
-        known: the vectors that are there, by value and offset.
-    """
-
-    writer: _Writer
-    iteration: Any
-    row: Any
-    column: Any
-    lanes: Lanes
-    known: dict[tuple[Any, int], Any] = field(default_factory=dict)
-
-    def place(self, width: int, offset: int, step: Step | None) -> Any:
-        """The index of a vector in memory whose rows have `width` elements."""
-        t, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
-        of_step = 0 if step is None else (step.first + t * step.sign) * (self.writer.kernel.body.batch * width)
-        return number(of_step + r * width + c + offset, self.iteration, self.row, self.column)
-
-    def value(self, value: Any, offset: int) -> Any:
-        """The vector of `value`, `offset` columns behind the place."""
-        value = unmarked(value)
-        key = (value, offset)
-        if key not in self.known:
-            self.known[key] = self._computed(value, offset)
-        return self.known[key]
-
-    def _computed(self, value: Any, offset: int) -> Any:
-        writer, kernel = self.writer, self.writer.kernel
-        if kernel.body.is_outside(value):
-            return self._given(value, offset)
-        if (row := kernel.body.row_of_stack(value)) is not None:
-            stack, step, column = row
-            return self._load(writer.read[stack], stack.type.shape[2], column + offset, step)
-        if isinstance(value.owner, ir.Block):
-            (carry,) = (c for c in kernel.body.carries if c.argument == value)
-            return self._load(writer.written[carry], value.type.shape[1], offset)
-        if value.owner in kernel.by_operation:
-            return self._load(writer.results[kernel.by_operation[value.owner]], value.type.shape[1], offset)
-        if (sliced := slice_of(value)) is not None:
-            return self.value(sliced[0], sliced[1] + offset)
-        return self._elementwise(value.owner, offset)
-
-    def _given(self, value: Any, offset: int) -> Any:
-        """A vector of a matrix, of a row or of a number from outside of the loop."""
-        memory, shape = self.writer.read[value], value.type.shape
-        if len(shape) == 2:
-            return self._load(memory, shape[1], offset)
-        if len(shape) == 1:
-            return self.lanes.load(memory, number(ir.AffineExpr.get_dim(0) + offset, self.column))
-        return vector.broadcast(self.lanes.kind, memref.load(memory, [constant(0)]))
-
-    def _load(self, memory: Any, width: int, offset: int, step: Step | None = None) -> Any:
-        return self.lanes.load(memory, self.place(width, offset, step))
-
-    def _elementwise(self, operation: Any, offset: int) -> Any:
-        """The vector that the code of a `linalg.generic` computes."""
-        block = operation.regions[0].blocks[0]
-        known = {a: self.value(i, offset) for a, i in zip(block.arguments, inputs_of(operation), strict=False)}
-        *body, last = (op.operation for op in block)
-        for op in body:
-            kinds = [ir.VectorType.get([self.writer.kernel.width], r.type) for r in op.results]
-            given = [known[o] if o in known else _splat(o, self.writer.kernel.width) for o in op.operands]
-            attributes = {name: op.attributes[name] for name in op.attributes}
-            if op.name == "arith.constant":
-                known[op.result] = _splat(op.result, self.writer.kernel.width)
-                continue
-            made = ir.Operation.create(op.name, kinds, given, attributes)
-            known |= dict(zip(op.results, made.results, strict=True))
-        result = last.operands[0]
-        return known[result] if result in known else _splat(result, self.writer.kernel.width)
-
-
-def _splat(value: Any, width: int) -> Any:
-    """A vector of a constant."""
-    kind = ir.VectorType.get([width], value.type)
-    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, value.owner.attributes["value"]))

@@ -18,8 +18,9 @@ from irongrad.mlir.walk import inside, text_of
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.letters import lettered_source
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
-from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, executable_of
+from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct
 from irongrad.passes.module.matmul_kernels.loop_tiles import strips_of, tile_of, width_of
+from irongrad.passes.module.matmul_kernels.loop_writer import executable_of
 from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
 from irongrad.passes.module.matmul_kernels.products import ARCHITECTURE, Product, dimensions_of
