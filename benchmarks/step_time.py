@@ -7,8 +7,9 @@ other to run a few steps, round by round, so that a change in the machine's spee
 medians of per-round ratios to eager: below 1 is faster than eager. Eager's optimizers are fused (`fused=True`) where
 PyTorch has such a kernel. JAX compiles the captured step by XLA, as `irongrad compare` does.
 
-`--target` is IronGrad's alone. The limit of a step is the time of its products at the peak that `irongrad machine`
-measures, or of reading and writing its state once at the measured bandwidth, whichever is longer.
+`--target` is IronGrad's. With `cpu=x86-64-v3` all others are limited to AVX2, too. The limit of a step is the time of
+its products at the peak that `irongrad machine` measures, or of reading and writing its state once at the measured
+bandwidth, whichever is longer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import importlib
 import json
 import logging
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
@@ -52,6 +54,14 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
     "moe": {"small": {}, "medium": {"batch": 256, "width": 128, "experts": 8}},
 }
 SIZES = ("small", "medium", "large", "cifar")
+# What limits the other compilers and their libraries to AVX2.
+ONLY_AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+}
+
 BACKENDS = ("eager", "torch.compile", "jax", "irongrad")
 PEERS = BACKENDS[:-1]
 
@@ -166,6 +176,8 @@ def serve(connection: Connection, run: Callable[[], object]) -> None:
 def measure(family: str, size: str, rounds: int, target: str) -> Row:
     """Measure one case on all backends, interleaved."""
     context = multiprocessing.get_context("spawn")
+    if target.endswith("cpu=x86-64-v3"):
+        os.environ |= ONLY_AVX2  # the processes inherit it
     pipes: dict[str, Connection] = {}
     ready: dict[str, float] = {}
     processes = []

@@ -67,6 +67,9 @@ def test_if_no_plan_is_smaller_the_error_names_the_least_memory_that_was_reached
     budget = budget_of(passes, [record(100 * 1024, 42 * 1024)])
     assert budget is not None
     assert budget.is_smallest  # 42 times 1.2 is more than 50
+    passes = tightened(passes, budget, [52 * 1024])
+    assert asked_budget(passes) == Rematerialise("50%", ratio=0)  # perhaps the prediction was too high
+    budget = budget_of(passes, [record(100 * 1024, 100 * 1024)])
     with pytest.raises(UserError, match=r"fit into 50.0KiB. The smallest that was reached is 51.0KiB, of 100.0KiB"):
         tightened(passes, budget, [52 * 1024, 51 * 1024, 53 * 1024])
 
@@ -110,6 +113,38 @@ def test_a_budget_that_no_plan_meets_is_refused_with_one_that_is_met(tmp_path: P
     assert reached is not None
     allocated, limit, _ = compiled(tmp_path / "met", reached[1])
     assert allocated <= limit == bytes_in(reached[1], 0)
+
+
+def test_without_hope_a_step_without_a_plan_is_not_tried() -> None:
+    passes = (PASSES[0], Rematerialise("20%", ratio=1.2))
+    stats = {"recomputed": 3, "bytes before": 1000, "budget": 200, "bytes": 420}
+    budget = budget_of(passes, [PassRecord("rematerialise", "joint", 0.0, (9, 9), True, stats)])
+    with pytest.raises(UserError, match=r"The smallest that was reached is 0.5KiB"):
+        tightened(passes, budget, [500])
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(128, 128, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0][:, -1]
+
+
+def test_a_loop_that_takes_less_than_predicted_is_not_refused(tmp_path: Path) -> None:
+    """A kernel for the loop keeps values in its own memory, and recomputing them takes more."""
+    torch.manual_seed(0)
+    model = Recurrent()
+    inputs = {"x": torch.randn(32, 32, 128), "y": torch.randint(0, 128, (32,))}
+    step = ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), inputs)
+    free = ig.compile(step, tmp_path / "free", entry_points=("train_step",), cache=False).manifest
+    assert free.memory is not None
+    allocated = free.targets[0].transients["train_step"]
+    assert allocated < 0.85 * free.memory.predicted["train_step"]
+    found, limit, ratio = compiled(tmp_path / "out", str(allocated), step)
+    assert (found, ratio) == (allocated, 0)
+    assert limit == allocated
 
 
 def test_with_buckets_the_largest_fits(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ class Rematerialise:
 
     Attributes:
         max_memory: the budget; empty for none.
-        ratio: the bytes that IREE allocates for each predicted byte; infinite selects the smallest plan.
+        ratio: the bytes that IREE allocates for each predicted byte; infinite selects the smallest plan, and 0
+            recomputes nothing.
 
     Raises:
         UserError: `max_memory` is not an amount of memory.
@@ -78,6 +79,8 @@ def fit(graph: GraphModule, max_memory: str, ratio: float, context: Context) -> 
     found = handovers(context.step) if context.step is not None else ()
     unlimited = usage(graph.graph, _kept(graph, context, found), packed=packed).total
     budget = bytes_in(max_memory, unlimited)
+    if ratio == 0:
+        return PassResult(False, {"recomputed": 0, "bytes before": unlimited, "budget": budget, "bytes": unlimited})
     separated = separate_late_sums(graph.graph)
     problem = problem_of(graph.graph, _kept(graph, context, found), packed=packed)
     full = everything_saved(problem)
