@@ -13,9 +13,9 @@ from torch import nn
 import irongrad as ig
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline import driver
-from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.optimizer import optimizer_step
-from irongrad.pipeline.oracle import eager_run
+from irongrad.pipeline.oracle import background_runs, eager_run
 from irongrad.pipeline.oracle.chosen_steps import chosen_steps, hyper_choices, input_choices, own_and_chosen
 from irongrad.pipeline.oracle.steps_at_rest import resting
 from irongrad.runtime.errors import VerificationError
@@ -315,6 +315,25 @@ def test_a_huge_step_shows_the_gradient_of_its_example_in_the_last_state(
         ig.compile(step, tmp_path / "out", entry_points=("train_step",), cache=False)
     assert "state/2/optimizer/exp_avg/inner.weight" in str(caught.value)
     assert "state/1" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("all_are_large")
+@pytest.mark.parametrize("wrong", [{"lr": 0.0101}, {"weight_decay": 0.11}, {"betas": (0.9, 0.998)}, {"eps": 1e-5}])
+def test_another_update_of_a_huge_step_is_found(
+    wrong: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle takes another hyperparameter than the compiled step: the last state alone has to show it."""
+    monkeypatch.setattr(eager_run, "HUGE", 0)
+    settings = {"lr": 0.01, "weight_decay": 0.1}
+    step, plain = dense(torch.optim.AdamW, **settings), background_runs.own_and_chosen
+
+    def other(captured: CapturedStep, *rest: Any) -> object:
+        optimizer = torch.optim.AdamW(step.model.parameters(), **{**settings, **wrong})
+        return plain(replace(captured, step=replace(captured.step, optimizer=optimizer)), *rest)
+
+    monkeypatch.setattr(background_runs, "own_and_chosen", other)
+    with pytest.raises(VerificationError):
+        ig.compile(step, tmp_path / "out", entry_points=("train_step",), cache=False)
 
 
 @pytest.mark.usefixtures("all_are_large")
