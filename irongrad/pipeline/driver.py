@@ -44,6 +44,7 @@ from irongrad.pipeline.lower.importer import ImportedStep, import_functions
 from irongrad.pipeline.memory_budget import (
     OverBudgetError,
     asked_budget,
+    begun,
     budget_of,
     check_budget,
     check_limits,
@@ -272,7 +273,7 @@ def _compiled(
 ) -> _Compiled:
     """Run the stages from `passes` to `compile`, again if IREE allocates more than the budget."""
     options, stage = run.options, run.stage
-    passes, reached = options.passes, list[int]()
+    passes, reached = begun(options.passes, wholes.values()), list[int]()
     assembled = partial(portable_module, disabled=options.disabled_module_passes, observer=run.note_module_pass())
     compiled = partial(compile_all, options.module_cache, observer_of=run.note_module_pass)
     graphs = _all_optimised(run, wholes, passes)

@@ -4,7 +4,7 @@ A plan relies on a prediction that may be some percent too low. IREE's own figur
 compiled. If it exceeds the budget, the step is planned again for a prediction that is lower by the same ratio.
 
 The prediction may also be too high: a kernel for a whole loop (`loop-kernels`) keeps values in memory of its own, and a
-plan that recomputes them takes more. So before a budget is refused, the step is tried without a plan.
+plan that recomputes them may take more. So a step with loops is tried without a plan first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 
+from irongrad.graph.step_graph import StepGraph
+from irongrad.memory_model.kernel_roles import SEQUENCES
 from irongrad.passes import Pass, PassRecord
 from irongrad.passes.graph.rematerialise import Rematerialise
 from irongrad.runtime.byte_sizes import readable
@@ -20,10 +22,6 @@ from irongrad.runtime.errors import UserError
 
 # The most plans; the last of them is the smallest that can be found.
 ROUNDS = 4
-
-# A step is tried without a plan if the budget is this share of its prediction. IREE allocates 0.68 to 0.99 of the
-# prediction for steps of LSTMs, GRUs and RNNs.
-UNPLANNED = 0.5
 
 
 class OverBudgetError(Exception):
@@ -99,6 +97,13 @@ def check_limits(limits: Mapping[str, int], transients: Mapping[str, int]) -> No
         raise OverBudgetError(max(over))
 
 
+def begun(passes: Sequence[Pass], graphs: Iterable[StepGraph]) -> tuple[Pass, ...]:
+    """Make `passes` plan nothing at first, if a step has loops and its budget is not far below the prediction."""
+    nodes = (n for graph in graphs for f in graph.functions.values() for n in f.graph.graph.nodes)
+    has_loops = asked_budget(passes) is not None and any(n.target in SEQUENCES for n in nodes)
+    return _at_ratio(passes, 0.0) if has_loops else tuple(passes)
+
+
 def tightened(passes: Sequence[Pass], budget: Budget | None, reached: Sequence[int]) -> tuple[Pass, ...]:
     """Make `passes` plan for less memory, by the ratio of IREE's allocation to their prediction.
 
@@ -110,12 +115,8 @@ def tightened(passes: Sequence[Pass], budget: Budget | None, reached: Sequence[i
     Raises:
         UserError: no plan is smaller; the message has the least memory that was reached.
     """
-    asked = asked_budget(passes)
     assert budget is not None
-    assert asked is not None
-    if budget.is_smallest and budget.limit >= UNPLANNED * budget.unlimited:
-        return _at_ratio(passes, 0.0)
-    if budget.is_smallest or asked.ratio == 0:
+    if budget.is_smallest:
         raise UserError(
             f"--max-memory {budget.asked}: the transient values of a step cannot be made to fit into "
             f"{readable(budget.limit)}. The smallest that was reached is {readable(min(reached))}, of "
