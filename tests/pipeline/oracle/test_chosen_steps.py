@@ -363,3 +363,32 @@ def test_state_that_eager_fills_with_infinity_in_a_large_step_may_be_infinite(tm
     assert own.golden.resting is not None
     assert set(own.golden.resting.unbounded) == {"least"}
     ig.compile(step, tmp_path / "out", cache=False)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_state_that_is_infinite_after_the_first_step_of_a_large_one_may_be_infinite(tmp_path: Path) -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last.copy_((x.detach() == 0).float().mean().log().expand(3))
+            return self.inner(x)
+
+    model = Last()
+    step = step_of(model, torch.optim.Adam(model.parameters()))
+    artifact = ig.compile(step, tmp_path / "out", cache=False)
+    assert artifact.reports["llvm-cpu"].chosen == ("all of x 0.0 and all of y 0",)
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_a_choice_at_which_rounding_decides_the_updates_is_compared_by_itself() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(n, 8), nn.BatchNorm1d(8), nn.ReLU()) for n in (4, 8, 8)]
+    model = nn.Sequential(*layers, nn.Linear(8, 3))
+    step = step_of(model, torch.optim.Adam(model.parameters()))
+    own, chosen = own_and_chosen(capture(step), driver.step_graph(step), 3)
+    assert (own.golden.about, own.golden.later, chosen.skipped) == ("", {}, ())
+    assert len(chosen.expected) == 1
