@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from irongrad.runtime.arrays import Array
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import TICKET, EntryPoint, Manifest
+from irongrad.runtime.manifest import TICKET, EntryPoint, HyperSpec, Manifest
 from irongrad.runtime.safetensors_file import read_arrays
 
 # The number of elements that an artifact keeps of a larger tensor.
@@ -120,10 +120,11 @@ class Golden:
         """The hyperparameters of a step whose values are not their defaults."""
         return {**self.hypers, **({} if step else self.first_hypers)}
 
-    def stacked_hypers(self, defaults: Mapping[str, float]) -> dict[str, list[float]]:
-        """Those of all steps, for an entry point that takes them in one call."""
-        of_steps = [{**defaults, **self.hypers_of(step)} for step in range(self.steps)]
-        return {name: [hypers[name] for hypers in of_steps] for name in {**self.hypers, **self.first_hypers}}
+    def stacked_hypers(self, specs: Iterable[HyperSpec]) -> dict[str, list[float]]:
+        """Those of all steps, for an entry point that takes them in one call; `specs` have the defaults."""
+        of_steps = [self.hypers_of(step) for step in range(self.steps)]
+        changed = [h for h in specs if any(h.name in hypers for hypers in of_steps)]
+        return {h.name: [hypers.get(h.name, h.default) for hypers in of_steps] for h in changed}
 
     def stacked_inputs_of(self, entry: EntryPoint) -> dict[str, Array]:
         """The inputs of an entry point that takes all steps in one call, one behind the other."""

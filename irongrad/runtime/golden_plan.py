@@ -128,7 +128,7 @@ class _Planner:
                 continue
             hypers: Mapping[str, float | Sequence[float]] = self._golden.hypers_of(0)
             if point.is_stacked:
-                hypers = self._golden.stacked_hypers({h.name: h.default for h in self._manifest.hypers})
+                hypers = self._golden.stacked_hypers(self._manifest.hypers)
             self._matches(point, "", inputs, self._expected(point), hypers=hypers)
             if point.name not in OF_STATE:
                 for bad in bad_inputs(self._manifest, self._golden, point, inputs):

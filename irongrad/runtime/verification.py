@@ -162,7 +162,7 @@ def _reported(session: Session, golden: Golden, entry: str, step: int = 0) -> di
     inputs = golden.stacked_inputs_of(point) if point.is_stacked else golden.inputs_of(point, step)
     hypers: Mapping[str, object] = golden.hypers_of(step)
     if point.is_stacked:
-        hypers = golden.stacked_hypers({h.name: h.default for h in session.manifest.hypers})
+        hypers = golden.stacked_hypers(session.manifest.hypers)
     loss, *values = session.call(entry, {**inputs, **(hypers if point.hypers else {})})
     return {"": loss} | dict(zip([s.name for s in point.outputs[1:]], values, strict=True))
 

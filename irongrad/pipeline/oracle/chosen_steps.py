@@ -21,7 +21,7 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.eager_run import Variant, elements_of
 from irongrad.pipeline.oracle.expected_values import Expected
 from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
-from irongrad.pipeline.oracle.steps_at_rest import free_hypers, still, with_rest
+from irongrad.pipeline.oracle.steps_at_rest import free_hypers, is_bounded, still, with_rest
 from irongrad.runtime.golden import Golden, is_later, key_of
 from irongrad.runtime.manifest import UNLIMITED, Role
 from irongrad.step.hyperparameters import hyperparameters
@@ -258,7 +258,4 @@ def _comparable_later(about: str, golden: Golden) -> Golden:
 
 def _broken(golden: Golden, counts: Callable[[str], bool]) -> str:
     """The first key that counts of a value that is NaN or infinite in a run of eager; empty if there is none."""
-    for key, value in golden.expected.items():
-        if counts(key) and not (np.isfinite(value).all() and np.isfinite(golden.allowed[key])):
-            return key
-    return ""
+    return next((key for key in golden.expected if counts(key) and not is_bounded(golden, key)), "")

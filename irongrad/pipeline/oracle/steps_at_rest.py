@@ -39,8 +39,13 @@ def _unbounded(graph: StepGraph, golden: Golden) -> Iterator[str]:
     """The state that is NaN or infinite after any of the golden steps."""
     for name in (tensor.name for tensor in graph.state):
         keys = [key for step in range(1, golden.steps + 1) if (key := key_of("state", step, name)) in golden.expected]
-        if not all(np.isfinite(golden.expected[key]).all() and np.isfinite(golden.allowed[key]) for key in keys):
+        if not all(is_bounded(golden, key) for key in keys):
             yield name
+
+
+def is_bounded(golden: Golden, key: str) -> bool:
+    """Whether a value is neither NaN nor infinite in any run of eager."""
+    return bool(np.isfinite(golden.expected[key]).all() and np.isfinite(golden.allowed[key]))
 
 
 def resting(captured: CapturedStep, graph: StepGraph, check: Callable[[], None] = lambda: None) -> Resting | None:
