@@ -42,6 +42,7 @@ READERS = (
     *(("tokenizers.models", f"{model}.{name}") for model in _FROM_VOCABULARIES for name in ("from_file", "read_file")),
     # They take names of files in place of a vocabulary, too.
     *(("tokenizers.models", f"{model}.__init__") for model in _FROM_VOCABULARIES),
+    ("pyarrow.lib", "encode_file_path"),  # pyarrow.lib calls it for each file that it opens or maps (io.pxi)
 )
 # Functions whose native code opens files that no argument names.
 UNFOLLOWED = (("tokenizers", "Tokenizer.from_pretrained"),)
@@ -50,16 +51,19 @@ UNFOLLOWED = (("tokenizers", "Tokenizer.from_pretrained"),)
 # operations. Pillow gives its libraries memory and open files. Wheels have libraries in a folder beside the package.
 KNOWN = frozenset(
     {"", "iree", "ml_dtypes", "msgspec", "numpy", "psutil", "safetensors", "scipy", "sklearn", "torch", "torch_mlir"}
-    | {"yaml", "tokenizers", "PIL"}
+    | {"yaml", "tokenizers", "PIL", "pandas", "pyarrow"}
     | {f"{name}.libs" for name in ("iree_base_compiler", "iree_base_runtime", "numpy", "pillow", "scipy")}
     | {"scikit_learn.libs"}
 )
 # The exceptions in these packages: SciPy's reader of Matrix Market files, imported by its first call, and Pillow's
-# readers of fonts, colour profiles and the screen.
+# readers of fonts, colour profiles and the screen, and Arrow's own file systems and servers.
 UNKNOWN_MODULES = (
     "scipy.io._fast_matrix_market._fmm_core",
     "PIL._imagingft",
     "PIL._imagingcms",
     "PIL._imagingtk",
     "PIL.ImageGrab",
+    "pyarrow._dataset",
+    "pyarrow._flight",
+    "pyarrow._fs",
 )

@@ -41,8 +41,9 @@ _LISTED = ("os.listdir", "os.scandir")
 _EVENTS = frozenset({"open", *_LISTED, *REFUSED})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
-# What the kernel says of the machine changes all the time, except for this.
-_MOUNTS = ("/proc/mounts", "/proc/self/mounts")
+# What the kernel says of the machine changes all the time, except for these: what is mounted, and by how much Linux
+# limits the CPU time of a group of processes (its manual, cgroups(7)).
+_CONSTANT = ("/proc/mounts", "/proc/self/mounts", "/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/")
 
 _OWN = str(PACKAGE) + os.sep
 
@@ -238,7 +239,7 @@ class Tracer:
         """Return whether the contents of `path` can make a difference that no key covers."""
         if path.startswith(_OWN) or path == CPUINFO or is_scratch(path):
             return False
-        if path in _MOUNTS or not path.startswith(("/proc/", "/sys/")):
+        if path.startswith(_CONSTANT) or not path.startswith(("/proc/", "/sys/")):
             return True
         if self._users:  # what the kernel says of the machine changes all the time
             self._refuse(f"reads {path}")

@@ -225,6 +225,7 @@ def test_libraries_that_packages_map_are_looked_at(tracer, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow.lib").__file__
     monkeypatch.setattr(module, "mapped_libraries", lambda: {pyarrow})
     monkeypatch.setattr(module, "module_globals", list)
+    tracer._known -= {"pyarrow"}
     assert tracer.finish() is None
     assert "pyarrow" in tracer.refusal
 
@@ -290,6 +291,44 @@ def test_a_tokenizer_from_the_hub_is_refused(tracer, monkeypatch):
     with tracer.users_code(), suppress(Exception):
         tokenizers.Tokenizer.from_pretrained("none/such")
     assert "from_pretrained" in tracer.refusal
+
+
+WITH_ARROW = {
+    "OSFile": lambda arrow, file: arrow.OSFile(file).read(),
+    "memory_map": lambda arrow, file: arrow.memory_map(file).read(),
+    "input_stream": lambda arrow, file: arrow.input_stream(file).read(),
+    "ipc": lambda arrow, file: arrow.ipc.open_stream(file).read_all(),
+    "csv": lambda arrow, file: importlib.import_module("pyarrow.csv").read_csv(file),
+}
+
+
+@pytest.mark.parametrize("way", WITH_ARROW)
+def test_files_that_arrow_opens_are_recorded(way, tracer, tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    file = tmp_path / "table"
+    table = arrow.table({"a": [1, 2]})
+    with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with tracer.users_code():
+        WITH_ARROW[way](arrow, str(file))
+    assert answers(tracer, Question.CONTENT, file) not in (None, "absent")
+    assert tracer.refusal == ""
+
+
+@pytest.mark.parametrize("engine", ["c", "python", "pyarrow"])
+def test_files_that_pandas_opens_are_recorded(engine, tracer, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    with tracer.users_code():
+        assert pandas.read_csv(tmp_path / "table.csv", engine=engine).shape == (1, 2)
+    assert answers(tracer, Question.CONTENT, tmp_path / "table.csv") not in (None, "absent")
+    assert tracer.refusal == ""
+
+
+def test_arrows_own_file_systems_are_refused(tracer):
+    file_systems = pytest.importorskip("pyarrow._fs")
+    tracer._loaded("pyarrow._fs", file_systems.__file__)
+    assert tracer.refusal == "uses pyarrow._fs"
 
 
 def test_a_version_without_a_known_reader_is_refused(tracer, monkeypatch):
