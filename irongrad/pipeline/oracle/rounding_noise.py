@@ -46,6 +46,10 @@ _FUSED = get_decompositions(
 )
 
 
+# Convolutions, with the place of the weight and of the stride among their arguments.
+_CONVOLUTIONS = {torch.ops.aten.convolution.default: (1, 3), torch.ops.aten.convolution_backward.default: (2, 4)}
+
+
 class RoundingNoise(TorchDispatchMode):
     """Multiply every computed floating-point value by 1 + u, |u| up to `NOISE_ULPS` last-place units of its dtype.
 
@@ -70,6 +74,9 @@ class RoundingNoise(TorchDispatchMode):
             return result
         with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
             tensors = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
+            for tensor in tensors if _may_be_winograd(func, args) else ():
+                if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
+                    self._perturb_by_neighbours(tensor)
             for tensor in tensors:
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_count(func, result):
                     self._perturb(tensor)
@@ -99,6 +106,18 @@ class RoundingNoise(TorchDispatchMode):
         if not tensor.is_contiguous():
             tensor.copy_(flat.view(tensor.shape))
 
+    def _perturb_by_neighbours(self, images: torch.Tensor) -> None:
+        """Add noise in proportion to the root mean square of each image or filter, [_, _, H, W].
+
+        Winograd's sums add numbers of a whole tile, and subtract them again. An element that is zero, as few of its
+        terms are not, gets their rounding errors. These are 2 to 4 last-place units of the root mean square.
+        """
+        repeated = -(-images.numel() // _STRETCH)
+        start = self._random.randrange(_STRETCH)
+        units = self._units[start : start + _STRETCH].repeat(repeated)[: images.numel()].view(images.shape)
+        scale = images.square().mean((2, 3), keepdim=True).sqrt() * (NOISE_ULPS * torch.finfo(images.dtype).eps)
+        images.add_(units.to(images.dtype) * scale.nan_to_num_(0.0, 0.0, 0.0))
+
     def _factors_of(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._factors:
             wide = torch.promote_types(dtype, torch.float32)
@@ -111,6 +130,14 @@ class RoundingNoise(TorchDispatchMode):
 def _is_exact(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator rounds nothing; a draw counts as exact: a mask is 0 or 1, and a uniform number below 1."""
     return is_random(operator) or operator.is_view or operator in _EXACT_OPERATORS
+
+
+def _may_be_winograd(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether an operator is a convolution, or its gradients, to which Winograd's minimal filtering applies."""
+    if operator not in _CONVOLUTIONS:
+        return False
+    weight, stride = (args[place] for place in _CONVOLUTIONS[operator])
+    return bool(weight.dtype == torch.float32 and weight.shape[2:] == (3, 3) and set(stride) == {1})
 
 
 def _is_count(operator: torch._ops.OpOverload, result: object) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from irongrad.passes.graph.convolutions.problem import Window
+from irongrad.passes.graph.convolutions.winograd import winograd_input_gradient, winograd_weight_gradient
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from irongrad.runtime.tolerance import NOISE_ULPS
+from irongrad.runtime.tolerance import NOISE_ULPS, SAME_DTYPE
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -44,6 +46,48 @@ def test_a_normalisation_of_equal_values_has_the_noise_of_its_mean(
             noisy = normalised(x)
         means.append(abs(float(noisy[:, 0].double().mean())))
     assert 0.1 * EPS < max(means) * 1e-5**0.5 < NOISE_ULPS * EPS
+
+
+def _gradients(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    every = torch.ops.aten.convolution_backward.default(
+        grad, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    return every[0], every[1]
+
+
+def test_noise_is_as_large_as_winograds_errors_where_only_few_terms_are_not_zero() -> None:
+    """Adam makes a whole step of an error in a gradient that is zero, as after `relu` and `max_pool2d`."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 16, 8, 8).relu(), torch.randn(16, 16, 3, 3)
+    grad = torch.randn(4, 16, 8, 8) * (torch.rand(4, 16, 8, 8) < 0.01)
+    window = Window((8, 8), (8, 8), (3, 3), (1, 1), (1, 1), (1, 1))
+    exact = _gradients(*(t.double() for t in (x, weight, grad)))
+    ours = winograd_input_gradient(grad, weight, window), winograd_weight_gradient(grad, x, window)
+    noisy = []
+    for seed in range(6):
+        with RoundingNoise(seed):
+            noisy.append(_gradients(x, weight, grad))
+    errors = [[result[place][exact[place] == 0].abs().max() for place in range(2)] for result in (ours, *noisy)]
+    assert max(errors[0]) > 0
+    assert all(own <= SAME_DTYPE * max(others) for own, *others in zip(*errors, strict=True))
+
+
+@pytest.mark.parametrize(("size", "stride"), [(5, 1), (3, 2)])
+def test_other_convolutions_of_zeros_have_no_noise(size: int, stride: int) -> None:
+    x = torch.zeros(1, 1, 9, 9)
+    x[..., 0, 0] = 1
+    with RoundingNoise(0):
+        result = torch.nn.functional.conv2d(x, torch.ones(1, 1, size, size), stride=stride)
+    assert int((result != 0).sum()) == 1
+
+
+def test_an_infinite_image_stays_as_it_is() -> None:
+    x = torch.ones(1, 1, 9, 9)
+    x[..., 0, 0] = torch.inf
+    with RoundingNoise(0):
+        result = torch.nn.functional.conv2d(x, torch.ones(1, 1, 3, 3))
+    assert int(result.isinf().sum()) == 1
+    assert not result.isnan().any()
 
 
 def test_noise_leaves_exact_results_alone() -> None:
