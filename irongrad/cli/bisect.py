@@ -79,8 +79,8 @@ def command(
         graph = step_graph(step)
     timer = Stopwatch(devices, default_store()) if given["tune"] else None
     with console.status("running the step after every pass"):
-        halves = all(d.multiplies_halves for d in devices)
-        found = bisect(graph, chosen, [d.backend for d in devices], timer, multiplies_halves=halves)
+        abilities = frozenset.intersection(*(d.abilities for d in devices))
+        found = bisect(graph, chosen, [d.backend for d in devices], timer, abilities=abilities)
     guilty = next((f for f in found if f.changes_numbers), None)
     module = None
     if guilty is None:

@@ -50,6 +50,9 @@ AVX2 = (Tile(6, 2, 8),)
 
 TILES = {"avx512f": AVX512, "fma": AVX2}
 
+# That of CPUs with kernels of ours.
+ARCHITECTURE = "x86_64"
+
 # Tiles of products of bfloat16, whose vector instructions multiply pairs. AMX has eight registers. Each holds 16 by 16
 # results, or `AMX_SUMMANDS` summands of 16 rows or columns. A tile of two by two of them loads one for each product.
 AMX_SUMMANDS = 32

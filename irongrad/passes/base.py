@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.graph.step_graph import StepGraph, Value
+from irongrad.targets import Ability
 
 # A function to measure: of tensors, with one result or several.
 Candidate: TypeAlias = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
@@ -95,7 +96,7 @@ class Context:
         timer: measures on the targets, so that passes choose by measurement; None if they choose by cost tables.
         step: the step graph that contains the graph, as it was before any pass; None inside the body of control flow,
             and for a graph without a step.
-        multiplies_halves: whether a product of bfloat16 takes less than half the time of float32 on all targets.
+        abilities: what code for all of the targets does faster than elsewhere.
     """
 
     function: str
@@ -104,7 +105,7 @@ class Context:
     targets: tuple[str, ...] = ("llvm-cpu",)
     timer: Timer | None = None
     step: StepGraph | None = None
-    multiplies_halves: bool = False
+    abilities: frozenset[Ability] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from irongrad.passes.base import Choice, Context, OfAnySize, Pass, PassResult, T
 from irongrad.passes.registry import lowerings_left_out
 from irongrad.passes.verifier import InvalidGraphError, Snapshot, snapshot, verify
 from irongrad.runtime.errors import InternalError, UserError
+from irongrad.targets import Ability
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def run_passes(
     on_pass: Observer = lambda number, record, function: None,
     timer: Timer | None = None,
     *,
-    multiplies_halves: bool = False,
+    abilities: frozenset[Ability] = frozenset(),
 ) -> StepGraph:
     """Run `passes` in order on every function of a copy of `graph`.
 
@@ -62,7 +63,7 @@ def run_passes(
         targets: the backends that the graph will be compiled for.
         on_pass: called after each pass on each function.
         timer: measures on the targets, so that passes choose by measurement; None if they choose by cost tables.
-        multiplies_halves: whether a product of bfloat16 takes less than half the time of float32 on all targets.
+        abilities: what code for all of the targets does faster than elsewhere.
 
     Returns:
         The rewritten step graph.
@@ -82,7 +83,7 @@ def run_passes(
         for name, function in functions.items():
             if name in unknown and not isinstance(item, OfAnySize):
                 continue
-            whole = function.arguments, function.results, tuple(targets), timer, graph, multiplies_halves
+            whole = function.arguments, function.results, tuple(targets), timer, graph, abilities
             context = Context(name, *whole)
             with noted(item.name, function=name):
                 record = _run(item, function.graph, context, verified, [p.name for p in passes[:number]])

@@ -27,7 +27,7 @@ def optimised_function(graph: StepGraph, target: Target) -> tuple[StepGraph, tup
         UnsupportedOpError: the graph computes in float64, and the target's devices cannot.
     """
     passes = passes_at(DEFAULT_LEVEL)
-    graph = run_passes(graph, passes, [target.backend], multiplies_halves=target.multiplies_halves)
+    graph = run_passes(graph, passes, [target.backend], abilities=target.abilities)
     check_float64(graph, [target])
     return graph, passes
 

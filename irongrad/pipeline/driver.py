@@ -375,9 +375,9 @@ def _all_optimised(run: BuildRun, graphs: Graphs, passes: tuple[Pass, ...]) -> d
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun, targets: tuple[Target, ...]) -> StepGraph:
     """Run `passes`; float64 is checked after them, because they remove some of it."""
-    halves = all(target.multiplies_halves for target in targets)
+    abilities = frozenset.intersection(*(target.abilities for target in targets))
     backends = [target.backend for target in targets]
-    optimised = run_passes(graph, passes, backends, run.note_pass, run.watch, multiplies_halves=halves)
+    optimised = run_passes(graph, passes, backends, run.note_pass, run.watch, abilities=abilities)
     check_float64(optimised, targets)
     return optimised
 

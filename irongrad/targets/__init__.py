@@ -1,6 +1,17 @@
 """What IronGrad compiles for; one file for each kind of target."""
 
-from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Requirement, Target
+from irongrad.targets.base import DATA_TILING, Ability, Kind, Option, Quirk, Requirement, Target
 from irongrad.targets.registry import kinds, parse_target, parse_targets
 
-__all__ = ["DATA_TILING", "Kind", "Option", "Quirk", "Requirement", "Target", "kinds", "parse_target", "parse_targets"]
+__all__ = [
+    "DATA_TILING",
+    "Ability",
+    "Kind",
+    "Option",
+    "Quirk",
+    "Requirement",
+    "Target",
+    "kinds",
+    "parse_target",
+    "parse_targets",
+]

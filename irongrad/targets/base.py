@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 # Packs the operands of matrix products.
 DATA_TILING = "--iree-opt-data-tiling"
@@ -45,6 +46,18 @@ class Requirement:
     at_least: bool = False
 
 
+class Ability(StrEnum):
+    """What code for a target does faster than elsewhere.
+
+    Attributes:
+        HALVES: a product of bfloat16 takes less than half the time of one of float32.
+        DEPTHWISE: there are kernels of ours for depthwise convolutions.
+    """
+
+    HALVES = "halves"
+    DEPTHWISE = "depthwise"
+
+
 @dataclass(frozen=True)
 class Target:
     """What to compile for.
@@ -72,7 +85,7 @@ class Target:
         alignment: the alignment in bytes of intermediate values within one allocation. The default is the largest
             alignment that Vulkan lets a device require (`minStorageBufferOffsetAlignment`).
         disabled_passes: the names of the module passes that do not run for this target.
-        multiplies_halves: whether a product of bfloat16 takes less than half the time of one of float32.
+        abilities: what code for it does faster than elsewhere.
         forms: descriptions of computations, each with the name of the form that was chosen for it by measurement.
     """
 
@@ -92,7 +105,7 @@ class Target:
     serial_device: str = ""
     largest_freed: int | None = None
     disabled_passes: tuple[str, ...] = ()
-    multiplies_halves: bool = False
+    abilities: frozenset[Ability] = frozenset()
     forms: tuple[tuple[str, str], ...] = ()
 
 

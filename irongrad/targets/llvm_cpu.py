@@ -7,7 +7,7 @@ macOS: only the architecture and the CPU's features matter.
 from __future__ import annotations
 
 from irongrad.runtime.cpu import architecture, cpu_features, multiplies_bfloat16
-from irongrad.targets.base import DATA_TILING, Kind, Option, Quirk, Target
+from irongrad.targets.base import DATA_TILING, Ability, Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch if its own tile sizes need more than 32 KiB of stack (33 KiB for the module
 # in tests/pipeline/iree/test_toolchain.py). Threads have more: irongrad/runtime/stacks.py.
@@ -41,6 +41,12 @@ _ARCHITECTURES = {
 _WITH_HALVES = frozenset(
     {"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"} | {"znver4", "znver5"}
 )
+
+# Those that have the vectors of our kernels.
+_WITH_FMA = _WITH_HALVES | {
+    *("x86-64-v3", "x86-64-v4", "haswell", "broadwell", "skylake", "skylake-avx512", "cascadelake", "cooperlake"),
+    *("icelake-client", "icelake-server", "tigerlake", "alderlake", "raptorlake", "znver1", "znver2", "znver3"),
+}
 
 
 def _make_target(name: str, options: dict[str, str]) -> Target:
@@ -78,18 +84,22 @@ def _make_target(name: str, options: dict[str, str]) -> Target:
         state_in_place=True,
         alignment=64,  # a cache line
         largest_freed=_LARGEST_FREED,
-        multiplies_halves=_multiplies_halves(triple, cpu, features),
+        abilities=_abilities(triple, cpu, features),
     )
 
 
-def _multiplies_halves(triple: str, cpu: str, features: str) -> bool:
-    """Whether a CPU of x86-64 has instructions for products of bfloat16, as far as its name and options tell."""
+def _abilities(triple: str, cpu: str, features: str) -> frozenset[Ability]:
+    """What a CPU of x86-64 does fast, as far as its name and options tell."""
     if triple and not triple.startswith("x86_64"):
-        return False
+        return frozenset()
+    added = [feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+")]
     if cpu == "host" and architecture() == "x86_64":
-        return multiplies_bfloat16("x86_64", cpu_features() or ())
-    added = (feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+"))
-    return cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", [*added])
+        added += cpu_features() or ()
+    found = {
+        Ability.HALVES: cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", added),
+        Ability.DEPTHWISE: cpu in _WITH_FMA or not {"fma", "avx512f"}.isdisjoint(added),
+    }
+    return frozenset(ability for ability, is_there in found.items() if is_there)
 
 
 KIND = Kind(

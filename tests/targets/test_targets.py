@@ -17,7 +17,7 @@ from irongrad.runtime.devices import Device
 from irongrad.runtime.errors import ArtifactError, UserError
 from irongrad.runtime.manifest_file import read_manifest, write_manifest
 from irongrad.runtime.selection import check_device, choose_target
-from irongrad.targets import kinds, parse_target, parse_targets
+from irongrad.targets import Ability, kinds, parse_target, parse_targets
 from irongrad.targets.vulkan import propose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ def test_features_that_linux_spells_differently_are_recognised(mlp_artifact, mon
 def test_a_target_tells_whether_its_cpu_multiplies_bfloat16(monkeypatch, target, flags, multiplies):
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu.Path, "read_text", lambda self: f"flags : {flags}")
-    assert parse_target(target).multiplies_halves == multiplies
+    assert (Ability.HALVES in parse_target(target).abilities) == multiplies
 
 
 def test_an_unknown_driver_has_no_devices():

@@ -262,7 +262,17 @@ def _sequence(value: Any) -> Sequence[Any]:
     return value
 
 
+def _depthwise(node: Node) -> tuple[Node, Order] | None:
+    """A depthwise convolution of a channels-last image: its kernels write the result channels-last."""
+    transposed = _transposed(node.args[0])
+    if transposed is None or transposed[1] != _CHANNELS_LAST or node.args[-1] != value_of(node).shape[1]:
+        return None
+    new = call(node.graph, _target(node), *node.args, like=node)
+    return call(node.graph, aten.permute.default, new, list(_inverse(_CHANNELS_LAST)), like=node), _CHANNELS_LAST
+
+
 _RULES: dict[Any, Rule] = {
+    aten.convolution.default: _depthwise,
     aten.permute.default: _permute,
     aten.sum.dim_IntList: _reduction,
     aten.mean.dim: _reduction,

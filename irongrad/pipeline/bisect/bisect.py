@@ -16,6 +16,7 @@ from irongrad.passes.base import Pass, Timer
 from irongrad.passes.manager import PassRecord, run_passes
 from irongrad.pipeline.bisect.rounding_bounds import Bounds
 from irongrad.pipeline.bisect.run_arguments import arguments, first_step, second_step
+from irongrad.targets import Ability
 
 # As a share of the largest magnitude of a result, or of the terms that it sums: far above the rounding of float64, and
 # far below any other change.
@@ -68,7 +69,7 @@ def bisect(
     targets: Sequence[str] = ("llvm-cpu",),
     timer: Timer | None = None,
     *,
-    multiplies_halves: bool = False,
+    abilities: frozenset[Ability] = frozenset(),
 ) -> tuple[Finding, ...]:
     """Run `passes` up to the first that changes the numbers; after each pass, run every function that it changed.
 
@@ -80,7 +81,7 @@ def bisect(
         passes: the passes, in order.
         targets: the backends that the graph is compiled for.
         timer: measures on the targets, for passes that choose by time; None if they choose by cost tables.
-        multiplies_halves: as `run_passes` takes it.
+        abilities: as `run_passes` takes them.
 
     Returns:
         A finding for every change that a pass made, in order; only the last may change the numbers.
@@ -103,7 +104,7 @@ def bisect(
                 raise _FoundError
 
     with suppress(_FoundError):
-        run_passes(graph, passes, targets, compare, timer, multiplies_halves=multiplies_halves)
+        run_passes(graph, passes, targets, compare, timer, abilities=abilities)
     return tuple(found)
 
 

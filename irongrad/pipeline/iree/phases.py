@@ -18,6 +18,7 @@ from irongrad.passes.module.allocate_apart import AllocateApart
 from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
 from irongrad.passes.module.correct_alignments import CorrectAlignments
+from irongrad.passes.module.depthwise_kernels import DepthwiseKernels
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.even_loops import EvenLoops
@@ -76,6 +77,7 @@ GLOBAL_OPTIMIZATION = Phase(
     "iree-compile; the last phase of linalg on tensors",
     (
         LoopKernels,
+        DepthwiseKernels,
         MatmulKernels,
         FuseElementwise,
         KeepProductsApart,

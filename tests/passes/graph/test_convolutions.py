@@ -15,6 +15,7 @@ from irongrad.passes.base import Context
 from irongrad.passes.graph.convolutions import Convolutions
 from irongrad.passes.graph.convolutions.forms import FORMS, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem, Window
+from irongrad.targets import Ability
 
 aten = torch.ops.aten
 
@@ -51,7 +52,7 @@ def check(apply, item=None, **problem):
 def test_every_form_of_every_problem(form, batch, sizes, kernel, stride, padding, dilation):
     if form.name == "winograd":
         batch, sizes, kernel, stride, dilation = 64, (sizes[0] + 2, sizes[1] + 2), (3, 3), (1, 1), (1, 1)
-    groups, channels = (4, (4, 4)) if form.name == "depthwise" else (1, (3, 4))
+    groups, channels = (4, (4, 4)) if form.name in ("depthwise", "filtered") else (1, (3, 4))
     if form.name.endswith("by-group"):
         groups, channels = 2, (6, 4)
     dims = zip(sizes, kernel, stride, padding, dilation, strict=True)
@@ -106,7 +107,7 @@ def multiplied(graph):
 @pytest.mark.parametrize("geometry", [{"padding": 1}, {"padding": 1, "stride": 2}])
 def test_bfloat16_is_moved_as_such_to_fast_products(apply, geometry):
     given = operands((8, 8), (256, 256), batch=8, **geometry)
-    done = apply(Convolutions(), lambda *t: rounded(*t, **geometry), *given, multiplies_halves=True)
+    done = apply(Convolutions(), lambda *t: rounded(*t, **geometry), *given, abilities=frozenset({Ability.HALVES}))
     assert not done.stats.get("winograd")
     assert not done.operators["aten.convolution.default"]
     assert multiplied(done.after) == {torch.bfloat16}
@@ -154,6 +155,15 @@ def test_strides_gather_before_a_product_and_scatter_after_it(apply):
     done = check(apply, sizes=(16, 16), channels=(64, 64), stride=2, padding=1)
     assert set(done.stats) == {"gathered", "scattered", "by-row"}
     assert not done.operators["aten.convolution.default"]
+
+
+@pytest.mark.parametrize("geometry", [{"padding": 1}, {"padding": 1, "stride": 2}, {"padding": 2, "dilation": 2}])
+def test_depthwise_convolutions_stay_convolutions_where_there_are_kernels_for_them(apply, geometry):
+    given = operands(channels=(16, 16), groups=16, **geometry)
+    fast = frozenset({Ability.DEPTHWISE})
+    done = apply(Convolutions(), lambda *t: with_gradients(*t, groups=16, **geometry), *given, abilities=fast)
+    assert done.stats == {"filtered": 3}
+    assert done.operators["aten.convolution.default"] == 3
 
 
 def test_depthwise_convolutions_are_elementwise(apply):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from irongrad.passes.graph.convolutions.forms import Form, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem
 from irongrad.passes.graph.convolutions.recognise import Task, tasks_of
 from irongrad.passes.inline import inline
+from irongrad.targets import Ability
 
 aten = torch.ops.aten
 
@@ -43,6 +45,8 @@ class Convolutions(Lowering):
     * `gathered` and `by-row` are matrix products. The inputs that the kernel taps read are gathered before the product.
     * `scattered` is a matrix product whose elements are added to the result at each tap's inputs.
     * `depthwise` is elementwise code.
+    * `filtered` is the convolution as it is, for which `passes/module/depthwise_kernels` has kernels. Its gradients
+      are written as such convolutions, too.
     * `direct` is the convolution as IREE lowers it.
 
     The pass takes the cheapest form, by the cost table `convolutions/costs.py` or by measurement on the target
@@ -71,37 +75,32 @@ class Convolutions(Lowering):
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        halves = context.multiplies_halves
+        halves = Ability.HALVES in context.abilities
+        allowed = {"winograd": self.winograd, "direct": self.direct, "filtered": Ability.DEPTHWISE in context.abilities}
         tasks = [task for node in graph.graph.nodes for task in tasks_of(node, halves=halves)]
         problems = [task.problem for task in tasks]
         of_problems = {task.problem: task for task in tasks}
-        defaults = forms = fastest({p: self._default_costs(p) for p in of_problems}, problems)
+        defaults = forms = fastest({p: self._default_costs(p, allowed) for p in of_problems}, problems)
         times: dict[Problem, Measured | None] = {}
         if timer := context.timer:
-            several = {p: f for p, one in defaults.items() if len(f := hopeful(self._costs(p), one)) > 1}
+            several = {p: f for p, one in defaults.items() if len(f := hopeful(_costs(p, allowed), one)) > 1}
             timer.expect(len(several))
             times = {p: measured(of_problems[p], found, timer) for p, found in several.items()}
             known = {p: costs_of(times[p], found, defaults[p]) for p, found in several.items()}
-            costs = {p: known.get(p) or in_seconds(self._default_costs(p)) for p in defaults}
+            costs = {p: known.get(p) or in_seconds(self._default_costs(p, allowed)) for p in defaults}
             forms = fastest(costs, problems)
         for node in list(graph.graph.nodes):
             for task in tasks_of(node, halves=halves):  # anew: the operands may be nodes that this loop wrote
                 form = forms[task.problem]
                 stats[form.name] = stats.get(form.name, 0) + 1
-                if task.result is not None or form.name != "direct":
+                if task.result is not None or not _is_written(task, form):
                     write(node, task, form)
                     changed = True
         return PassResult(changed, stats, choices_of(times, forms, defaults))
 
-    def _costs(self, problem: Problem) -> Costs:
-        """The cost of each allowed form, by the cost table."""
-        allowed = {"winograd": self.winograd, "direct": self.direct}
-        every = forms_of(problem)
-        return {f: f.cost(problem) for f in [f for f in every if allowed.get(f.name, True)] or every}
-
-    def _default_costs(self, problem: Problem) -> Costs:
+    def _default_costs(self, problem: Problem, allowed: Mapping[str, bool]) -> Costs:
         """The costs by which a form is chosen without a measurement."""
-        costs = self._costs(problem)
+        costs = _costs(problem, allowed)
         return _without_small_gains(costs, self.least_gain) if problem.kind == "weight" else costs
 
     @staticmethod
@@ -112,10 +111,21 @@ class Convolutions(Lowering):
                 write(node, task, forms_of(task.problem)[0])
 
 
+def _costs(problem: Problem, allowed: Mapping[str, bool]) -> Costs:
+    """The cost of each allowed form, by the cost table."""
+    every = forms_of(problem)
+    return {f: f.cost(problem) for f in [f for f in every if allowed.get(f.name, True)] or every}
+
+
 def _without_small_gains(costs: Costs, least: float) -> Costs:
     """Drop Winograd from `costs` if it saves less than `least` milliseconds."""
     cheapest = min(cost for form, cost in costs.items() if form.name != "winograd")
     return {form: cost for form, cost in costs.items() if form.name != "winograd" or cheapest - cost >= least * 1e6}
+
+
+def _is_written(task: Task, form: Form) -> bool:
+    """Whether a convolution is in `form` as it is."""
+    return form.name == "direct" or (form.name == "filtered" and task.bias is None)
 
 
 def write(node: Node, task: Task, form: Form) -> None:

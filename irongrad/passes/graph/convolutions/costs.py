@@ -31,6 +31,7 @@ DIRECT_DILATED = 40.0  # as DIRECT_STRIDED, for a dilated kernel
 DIRECT_GROUPED_FLOP: dict[Kind, float] = {"forward": 0.5, "input": 0.5, "weight": 0.07}
 DIRECT_DEPTHWISE_FLOP: dict[Kind, float] = {"forward": 0.26, "input": 0.26, "weight": 4.0}
 DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  # one multiplication and one addition
+FILTERED = 0.03  # one multiplication and one addition in a kernel of ours
 DISPATCH = 5_000.0  # one kernel launch
 _TILE = 16  # data tiling pads every dimension of a matrix product to a multiple of this
 
@@ -103,6 +104,12 @@ def depthwise(problem: Problem) -> float:
     """Return the cost of `depthwise`: one multiplication and one addition for each tap and position."""
     positions, taps, (inner, _) = _sides(problem)
     return positions * taps * inner * DEPTHWISE[problem.kind] + (taps + 2) * DISPATCH
+
+
+def filtered(problem: Problem) -> float:
+    """Return the cost of `filtered`: kernels of ours for depthwise convolutions."""
+    positions, taps, (inner, _) = _sides(problem)
+    return positions * (taps * FILTERED + 1) * inner + 2 * DISPATCH
 
 
 def _sides(problem: Problem) -> tuple[int, int, tuple[int, int]]:

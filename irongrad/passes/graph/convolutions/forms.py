@@ -9,7 +9,14 @@ import torch
 
 from irongrad.operators.decompositions import convolution as plain
 from irongrad.passes.graph.convolutions import costs
-from irongrad.passes.graph.convolutions.depthwise import depthwise, depthwise_input_gradient, depthwise_weight_gradient
+from irongrad.passes.graph.convolutions.depthwise import (
+    depthwise,
+    depthwise_input_gradient,
+    depthwise_weight_gradient,
+    filtered,
+    filtered_input_gradient,
+    filtered_weight_gradient,
+)
 from irongrad.passes.graph.convolutions.problem import Kind, Problem, Window
 from irongrad.passes.graph.convolutions.products import (
     gathered_product,
@@ -59,7 +66,7 @@ def forms_of(problem: Problem) -> list[Form]:
 
 def _direct(x: torch.Tensor, weight: torch.Tensor, problem: Problem) -> torch.Tensor:
     window, zeros = problem.window, [0, 0]
-    padded = plain.zero_padded(x, _pads(window))
+    padded = plain.zero_padded(x, window.pads())
     moves = (window.stride, zeros, window.dilation)
     result: torch.Tensor = aten.convolution.default(padded, weight, None, *moves, False, zeros, problem.groups)
     return result
@@ -75,19 +82,10 @@ def _direct_weight_gradient(grad: torch.Tensor, x: torch.Tensor, problem: Proble
     window = problem.window
     geometry = plain.Geometry(window.stride, [0, 0], window.dilation, problem.groups)
     shape = (problem.channels[1], problem.channels[0] // problem.groups, *window.kernel)
-    return plain.weight_gradient(grad, plain.zero_padded(x, _pads(window)), shape, geometry)
+    return plain.weight_gradient(grad, plain.zero_padded(x, window.pads()), shape, geometry)
 
 
 _CHANNELS_FIRST = (_direct, _direct_input_gradient, _direct_weight_gradient)
-
-
-def _pads(window: Window) -> list[int]:
-    """The padding that makes the input exactly as large as the outputs need, from the last dimension to the first."""
-    pads: list[int] = []
-    for d in reversed(range(len(window.sizes))):
-        end = (window.out[d] - 1) * window.stride[d] + (window.kernel[d] - 1) * window.dilation[d] + 1
-        pads += [window.padding[d], end - window.sizes[d] - window.padding[d]]
-    return pads
 
 
 def _any(problem: Problem) -> bool:
@@ -100,6 +98,10 @@ def _dense(problem: Problem) -> bool:
 
 def _depthwise(problem: Problem) -> bool:
     return problem.is_depthwise
+
+
+def _filtered(problem: Problem) -> bool:
+    return problem.is_depthwise and problem.channels[0] >= _FEWEST_CHANNELS
 
 
 def _is_winograd(problem: Problem) -> bool:
@@ -126,28 +128,36 @@ def _by_group(form: Form) -> Form:
         return torch.cat(parts, 0 if problem.kind == "weight" else 1)
 
     def takes(problem: Problem) -> bool:
-        return 1 < problem.groups <= _MOST_GROUPS and not problem.is_depthwise and form.takes(problem.of_group())
+        return (
+            1 < problem.groups <= _MOST_GROUPS
+            and not (problem.is_depthwise or problem.adds_images)
+            and form.takes(problem.of_group())
+        )
 
     name = f"{form.name}-by-group"
     return Form(name, form.kind, lambda p: p.groups * form.cost(p.of_group()), build, takes, form.is_product)
 
 
 _MOST_GROUPS = 32
+_FEWEST_CHANNELS = 4  # of a kernel of ours for depthwise convolutions
 
 _FORMS: Sequence[Form] = (
     Form("direct", "forward", costs.direct, _direct, _any),
     Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense, is_product=True),
     Form("winograd", "forward", costs.winograd, _windowed(winograd), _is_winograd),
     Form("depthwise", "forward", costs.depthwise, _windowed(depthwise), _depthwise),
+    Form("filtered", "forward", costs.filtered, _windowed(filtered), _filtered),
     Form("direct", "input", costs.direct, _direct_input_gradient, _any),
     Form("scattered", "input", costs.scattered, _windowed(scattered_product), _dense, is_product=True),
     Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _is_winograd),
     Form("depthwise", "input", costs.depthwise, _windowed(depthwise_input_gradient), _depthwise),
+    Form("filtered", "input", costs.filtered, _windowed(filtered_input_gradient), _filtered),
     Form("direct", "weight", costs.direct, _direct_weight_gradient, _any),
     Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense, is_product=True),
     Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense, is_product=True),
     Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _is_winograd),
     Form("depthwise", "weight", costs.depthwise, _windowed(depthwise_weight_gradient), _depthwise),
+    Form("filtered", "weight", costs.filtered, _windowed(filtered_weight_gradient), _filtered),
 )
 
 FORMS: Sequence[Form] = (*_FORMS, *(_by_group(form) for form in _FORMS if form.takes is _dense))

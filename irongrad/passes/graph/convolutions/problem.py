@@ -46,6 +46,17 @@ class Window:
         ]
         return list(range(meeting[0], meeting[-1] + 1)) if meeting else []
 
+    def pads(self) -> list[int]:
+        """The padding that makes the input exactly as large as the outputs need, from the last dimension to the first.
+
+        It is negative where some inputs are not read.
+        """
+        pads: list[int] = []
+        for d in reversed(range(len(self.sizes))):
+            end = (self.out[d] - 1) * self.stride[d] + (self.kernel[d] - 1) * self.dilation[d] + 1
+            pads += [self.padding[d], end - self.sizes[d] - self.padding[d]]
+        return pads
+
     def slices(self, tap: tuple[int, ...]) -> list[slice]:
         """Return the slice of each input dimension that `tap` reads; it may extend beyond the input."""
         dims = zip(tap, self.out, self.stride, self.padding, self.dilation, strict=True)
@@ -78,6 +89,11 @@ class Problem:
     def is_depthwise(self) -> bool:
         """Whether each channel is a group of its own."""
         return self.groups == self.channels[0] == self.channels[1] > 1
+
+    @property
+    def adds_images(self) -> bool:
+        """Whether this is a weight gradient that the form `filtered` wrote as a convolution."""
+        return self.batch == 1 and self.groups > 1 and math.prod(self.window.kernel) > math.prod(self.window.out)
 
     def of_group(self) -> Problem:
         """Return the problem of a single group."""

@@ -19,7 +19,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref, vector
 
 from irongrad.memory_model.product_tiles import Tile
-from irongrad.passes.module.matmul_kernels.loop_code import constant
+from irongrad.mlir.loop_code import constant
 
 # A register has `ROWS` rows of `BYTES` bytes.
 ROWS, BYTES = 16, 64

@@ -14,9 +14,9 @@ from typing import Any
 
 from iree.compiler import ir
 
+from irongrad.mlir.letters import is_constant_zero, is_zero, lettered_source
 from irongrad.mlir.linalg import GENERIC, inputs_of
-from irongrad.passes.module.matmul_kernels.letters import is_constant_zero, is_zero, lettered_source
-from irongrad.passes.module.matmul_kernels.transposes import Lettered, joined
+from irongrad.mlir.transposes import Lettered, joined
 
 
 @dataclass(frozen=True, eq=False)

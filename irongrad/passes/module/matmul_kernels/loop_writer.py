@@ -12,8 +12,8 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
 from irongrad.mlir.linalg import inputs_of
+from irongrad.mlir.loop_code import Lanes, constant, each, new_executable, number, row_of
 from irongrad.passes.module.matmul_kernels.loop_body import Step, slice_of, unmarked
-from irongrad.passes.module.matmul_kernels.loop_code import Lanes, constant, each, new_executable, number, row_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, Store
 from irongrad.passes.module.matmul_kernels.loop_tiles import tile_of
 from irongrad.passes.module.matmul_kernels.places import Memory

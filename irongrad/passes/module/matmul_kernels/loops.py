@@ -12,18 +12,18 @@ from typing import Any, ClassVar
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import TILES
+from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
 from irongrad.mlir.device import cpu_of
+from irongrad.mlir.letters import lettered_source
 from irongrad.mlir.walk import inside, text_of
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.matmul_kernels.letters import lettered_source
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct
 from irongrad.passes.module.matmul_kernels.loop_tiles import strips_of, tile_of, width_of
 from irongrad.passes.module.matmul_kernels.loop_writer import executable_of
 from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
-from irongrad.passes.module.matmul_kernels.products import ARCHITECTURE, Product, dimensions_of
+from irongrad.passes.module.matmul_kernels.products import Product, dimensions_of
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 # The most tensors of a kernel: IREE 3.13.0 loads no kernel of over 32.

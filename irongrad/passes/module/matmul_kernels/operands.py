@@ -9,12 +9,12 @@ from iree.compiler import ir
 
 from irongrad.memory_model.product_tiles import WIDTH
 from irongrad.mlir.barriers import hold_behind
+from irongrad.mlir.letters import copied_by
 from irongrad.mlir.linalg import source_of
+from irongrad.mlir.transposes import Lettered, copied, padded, split
 from irongrad.mlir.walk import outside_loops
-from irongrad.passes.module.matmul_kernels.letters import copied_by
 from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
-from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied, padded, split
 
 
 def as_it_is(operand: Lettered, outer: str, product: Product) -> tuple[Any, Matrix]:

@@ -16,8 +16,8 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref, scf, vector
 
 from irongrad.memory_model.product_tiles import AMX_SUMMANDS
+from irongrad.mlir.loop_code import constant, each, fixed, least, loop, number, vector_of, zeros
 from irongrad.passes.module.matmul_kernels import amx
-from irongrad.passes.module.matmul_kernels.loop_code import constant, each, fixed, least, loop, number, vector_of, zeros
 from irongrad.passes.module.matmul_kernels.places import Memory, Place
 from irongrad.passes.module.matmul_kernels.squares import transposed
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
@@ -183,7 +183,7 @@ class PairCode:
                 number(self._sum() + (a + i) * tile.columns + j * tile.width, place.strip, above)
                 for i, j in product(range(rows), range(tile.vectors))
             ]
-            kind = vector_of(tile)
+            kind = vector_of(tile.width)
             zero = zeros(kind)
             is_first = self._is_first(place)
             begun = [arith.select(is_first, zero, vector.load(kind, self.sums, [p])) for p in places]
@@ -221,7 +221,7 @@ class PairCode:
         """Write the rows of the result that are not in the strip before."""
         sizes, tile = self.kernel.sizes, self.kernel.tile
         b, r, c, i = (ir.AffineExpr.get_dim(n) for n in range(4))
-        kind = vector_of(tile)
+        kind = vector_of(tile.width)
         rows = [
             vector.load(kind, self.memory.row, [number(b + j * tile.width, place.column)])
             for j in range(tile.vectors if self.memory.row is not None else 0)

@@ -8,18 +8,16 @@ from typing import Any, Self
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import HALF_TILES, TILES, Tile, is_near, tile_for
+from irongrad.memory_model.product_tiles import ARCHITECTURE, HALF_TILES, TILES, Tile, is_near, tile_for
 from irongrad.mlir.device import cpu_of
+from irongrad.mlir.letters import dimensions_in, is_zero, lettered_source
 from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise
+from irongrad.mlir.transposes import Lettered, copied
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.module.matmul_kernels.chunks import chunks_of
 from irongrad.passes.module.matmul_kernels.forms import ProductProblem
 from irongrad.passes.module.matmul_kernels.halves import narrowed
-from irongrad.passes.module.matmul_kernels.letters import dimensions_in, is_zero, lettered_source
 from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
-from irongrad.passes.module.matmul_kernels.transposes import Lettered, copied
-
-ARCHITECTURE = "x86_64"
 
 
 @dataclass(frozen=True, eq=False)

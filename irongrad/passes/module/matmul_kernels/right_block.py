@@ -9,7 +9,7 @@ from typing import Any, Self
 from iree.compiler import ir
 from iree.compiler.dialects import memref, vector
 
-from irongrad.passes.module.matmul_kernels.loop_code import constant, each, fixed, least, number, row_of, vector_of
+from irongrad.mlir.loop_code import constant, each, fixed, least, number, row_of, vector_of
 from irongrad.passes.module.matmul_kernels.squares import transposed
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 from irongrad.passes.module.matmul_kernels.unpacking import Unpacking
@@ -40,7 +40,7 @@ class RightBlock:
         """The vector at `column` of the row `summand + step`, of the block that begins at `first`."""
         f, k = (ir.AffineExpr.get_dim(i) for i in range(2))
         place = number((k - f + step) * self.kernel.tile.columns + column, first, summand)
-        return vector.load(vector_of(self.kernel.tile), self.block, [place])
+        return vector.load(vector_of(self.kernel.tile.width), self.block, [place])
 
     def write_block(self, batch: Any, column: Any, first: Any) -> None:
         """Write code that fills the block.
@@ -82,7 +82,7 @@ class RightBlock:
             return self.operand.vector_at(*((summand, column) if right.outer.one == 1 else (column, summand)))
         b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
         place = number(b * right.batch + right.outer.to(c) + right.summand.to(k), batch, column, summand)
-        return vector.load(vector_of(self.kernel.tile), self.operand, [place])
+        return vector.load(vector_of(self.kernel.tile.width), self.operand, [place])
 
     def _store(self, values: Any, first: Any, summand: Any, step: int, beyond: Any) -> None:
         f, k, c = (ir.AffineExpr.get_dim(i) for i in range(3))

@@ -10,7 +10,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, memref, vector
 
 from irongrad.memory_model.product_tiles import Tile
-from irongrad.passes.module.matmul_kernels.loop_code import number, row_of, vector_of
+from irongrad.mlir.loop_code import number, row_of, vector_of
 from irongrad.passes.module.matmul_kernels.packed_weights import BIAS, HALVES, HIGH, LOW, Packing
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 
@@ -47,7 +47,7 @@ class Unpacking:
 
     def vector_at(self, row: Any, column: Any) -> Any:
         """The float32 values of neighbours in a row of the weight, all in one group."""
-        packing, kind = self.packing, vector_of(self.tile)
+        packing, kind = self.packing, vector_of(self.tile.width)
         values = self._widened(row, column)
         if not self.factors:
             return values
@@ -63,7 +63,7 @@ class Unpacking:
         r, c = (ir.AffineExpr.get_dim(i) for i in range(2))
         of_one = packing.numbers_per_element
         place = number(r * (packing.columns // of_one) + ir.AffineExpr.get_floor_div(c, of_one), row, column)
-        kind = vector_of(self.tile)
+        kind = vector_of(self.tile.width)
         stored = vector.load(ir.VectorType.get([width // of_one], _element_of(packing)), self.numbers, [place])
         if packing.kind in HALVES:
             return arith.extf(kind, stored)

@@ -15,7 +15,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
-from irongrad.passes.module.matmul_kernels.loop_code import (
+from irongrad.mlir.loop_code import (
     constant,
     each,
     fixed,
@@ -184,7 +184,7 @@ def _store(kernel: ProductKernel, result: Any, sums: Any, at: Any, place: Place,
 
 def _stored(kernel: ProductKernel, result: Any, at: Any, place: Place, beyond: int) -> Any:
     """A vector of results that was stored before."""
-    kind = vector_of(kernel.tile)
+    kind = vector_of(kernel.tile.width)
     if not kernel.pads_right:
         return vector.load(kind, result, [at])
     return vector.maskedload(kind, result, [at], _existing(kernel, place, beyond), zeros(kind))
@@ -200,7 +200,7 @@ def _existing(kernel: ProductKernel, place: Place, beyond: int) -> Any:
 def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: Any) -> list[Any]:
     """The initial values of a tile's results: zero, or the added row in the first block."""
     tile = kernel.tile
-    vector_type = vector_of(tile)
+    vector_type = vector_of(tile.width)
     nothing = zeros(vector_type)
     if memory.row is None:
         return [nothing] * (tile.rows * tile.vectors)
@@ -231,7 +231,7 @@ def _add_round(
 ) -> list[Any]:
     """The results after `ProductKernel.round` summands are added, which start at the offsets `rows` on the left."""
     tile = kernel.tile
-    kind = vector_of(tile)
+    kind = vector_of(tile.width)
     d = ir.AffineExpr.get_dim(0)
     for step in range(kernel.round):
         vectors = _right_vectors(kernel, memory, place, summand, step)
@@ -258,7 +258,7 @@ def _right_vectors(kernel: ProductKernel, memory: Memory, place: Place, summand:
 
     vectors = []
     for column in columns:
-        vectors.append(vector.load(vector_of(tile), memory.right, [at(step, column)]))
+        vectors.append(vector.load(vector_of(tile.width), memory.right, [at(step, column)]))
         if column % LINE == 0:
             memref.prefetch(memory.right, [at(step + _AHEAD, column)], False, 3, True)
     return vectors

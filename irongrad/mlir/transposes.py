@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from iree.compiler import ir
+from iree.compiler.dialects import linalg
 
 from irongrad.mlir.linalg import GENERIC
 
@@ -41,6 +42,39 @@ def copied(operand: Lettered, letters: str, wider: ir.Type | None = None) -> Any
         if wider is not None:
             element = ir.Operation.create("arith.extf", [wider], [element]).result
         ir.Operation.create("linalg.yield", operands=[element])
+    return operation.result
+
+
+def summed(operand: Lettered, letters: str) -> Any:
+    """Add up `operand` over the dimensions whose letters are not in `letters`, at the current insertion point.
+
+    Args:
+        operand: a tensor of floats.
+        letters: the dimensions of the result, in its order.
+    """
+    value, of_value = operand
+    element = value.type.element_type
+    sizes = dict(zip(of_value, value.type.shape, strict=True))
+    kind = ir.RankedTensorType.get([sizes[x] for x in letters], element)
+    loops = letters + "".join(x for x in of_value if x not in letters)
+    zero = ir.Operation.create("arith.constant", [element], [], {"value": ir.FloatAttr.get(element, 0)}).result
+    init = linalg.fill(zero, outs=[ir.Operation.create("tensor.empty", [kind]).result])
+    kinds = ["parallel" if x in letters else "reduction" for x in loops]
+    operation = ir.Operation.create(
+        GENERIC,
+        [kind],
+        [value, init],
+        {
+            "indexing_maps": ir.ArrayAttr.get([_map(loops, of_value), _map(loops, letters)]),
+            "iterator_types": ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{k}>") for k in kinds]),
+            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1]),
+        },
+        regions=1,
+    )
+    body = operation.regions[0].blocks.append(element, element)
+    with ir.InsertionPoint(body):
+        total = ir.Operation.create("arith.addf", [element], list(body.arguments)).result
+        ir.Operation.create("linalg.yield", operands=[total])
     return operation.result
 
 

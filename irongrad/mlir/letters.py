@@ -10,7 +10,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.mlir.linalg import GENERIC, inputs_of
-from irongrad.passes.module.matmul_kernels.transposes import Lettered
+from irongrad.mlir.transposes import Lettered
 
 
 def is_zero(value: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import affine, arith, scf, stream, vector
 
-from irongrad.memory_model.product_tiles import Tile
 from irongrad.mlir.walk import OPERATIONS, inside
 
 
@@ -33,9 +32,9 @@ def loop(
     return list(loop.results)
 
 
-def vector_of(tile: Tile) -> ir.VectorType:
-    """A vector of float32 of the width of `tile`."""
-    return ir.VectorType.get([tile.width], ir.F32Type.get())
+def vector_of(width: int) -> ir.VectorType:
+    """A vector of `width` numbers of float32."""
+    return ir.VectorType.get([width], ir.F32Type.get())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""Depthwise convolutions on x86-64 CPUs, computed by kernels of our own.
+
+IREE 3.13.0 has no fast code for a `linalg.generic` that filters each channel separately. Written as a sum over the taps
+of a kernel, elementwise code reads a slice of the image for each, and the gradients write one. ConvNeXt's kernels have
+49 taps. The kernels here are those of `filter_code.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from iree.compiler import ir
+from iree.compiler.dialects import flow
+
+from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
+from irongrad.mlir.device import cpu_of
+from irongrad.mlir.linalg import GENERIC, inputs_of
+from irongrad.mlir.transposes import Lettered, copied, summed
+from irongrad.passes.base import PassResult
+from irongrad.passes.module.depthwise_kernels.filter_code import FilterKernel, add_executable
+from irongrad.passes.module.depthwise_kernels.filters import Filter, filters_in
+from irongrad.passes.module_pass import ModulePass
+
+# Positions that are computed at once, by the number of registers: their sums stay in these.
+_AT_ONCE, _AT_ONCE_OF_FEW = 8, 4
+
+_WIDTHS = (16, 8, 4)
+
+
+@dataclass(frozen=True)
+class DepthwiseKernels(ModulePass):
+    """Compute depthwise convolutions and their weight gradients by kernels of our own, on x86-64 with AVX2 or AVX-512.
+
+    Before:
+        %r = linalg.generic (n, h + i, w + j, c) (c, i, j) -> (n, c, h, w) ins(%padded, %weight) ...
+    After:
+        %r = flow.dispatch @filter_0_...::@filter_0_...(%image, %weight as [i, j, c]) : tensor<n x h x w x c>
+
+    Readers of the result that are `linalg.generic` read it channels-last. For all others it is transposed. IREE
+    compiles what has fewer than four channels, other types, or unknown sizes.
+    """
+
+    name: ClassVar[str] = "depthwise-kernels"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        architecture, features = cpu_of(module)
+        vectors = next((tiles[0].width for f, tiles in TILES.items() if f in features), 0)
+        if architecture != ARCHITECTURE or not vectors:
+            return PassResult(False)
+        kernels = _Kernels(module)
+        found = [f for f in filters_in(module) if f.shape.channels >= _WIDTHS[-1]]
+        for one in found:
+            width = next(w for w in _WIDTHS if w <= min(vectors, one.shape.channels))
+            at_once = _AT_ONCE if vectors == _WIDTHS[0] else _AT_ONCE_OF_FEW
+            _launch(one, FilterKernel(one.shape, width, at_once), kernels)
+        return PassResult(bool(found), {"filters": len(found), "kernels": kernels.count})
+
+
+class _Kernels:
+    """The kernels of a module; equal convolutions share one."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._start = ir.InsertionPoint.at_block_begin(module.body)
+        self._found: dict[FilterKernel, str] = {}
+
+    @property
+    def count(self) -> int:
+        """How many kernels there are."""
+        return len(self._found)
+
+    def entry_point(self, kernel: FilterKernel) -> ir.ArrayAttr:
+        """The `entry_points` attribute of a dispatch of `kernel`; the kernel is added to the module on first use."""
+        if kernel not in self._found:
+            rows, columns = kernel.shape.rows, kernel.shape.columns
+            sizes = f"{kernel.shape.batch}x{rows.results}x{columns.results}x{kernel.shape.channels}"
+            name = f"filter_{len(self._found)}_{sizes}_{rows.others}x{columns.others}"
+            with self._start, ir.Location.unknown():
+                add_executable(kernel, name)
+            self._found[kernel] = name
+        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
+
+
+def _launch(found: Filter, kernel: FilterKernel, kernels: _Kernels) -> None:
+    """Compute a depthwise convolution or weight gradient by a launch of `kernel`."""
+    operation, adds = found.operation, kernel.shape.adds_images
+    with operation.location, ir.InsertionPoint(operation):
+        image, other = _ordered(found.image, "nyxc"), _ordered(found.other, "nijc")
+        letters = "phwc" if adds else "".join(x for x in "nhwc" if x in found.letters)
+        shape = kernel.result if adds else [size for x, size in zip("nhwc", kernel.result, strict=True) if x in letters]
+        kind = ir.RankedTensorType.get(shape, ir.F32Type.get())
+        result = flow.DispatchOp([kind], [], kernels.entry_point(kernel), [image, other], [], []).results[0]
+        if adds:
+            letters = "".join(x for x in "hwc" if x in found.letters)
+            result = summed(_without_units(result, letters), letters)
+        _read_instead(operation.results[0], (result, letters), found.letters)
+    operation.erase()
+
+
+def _ordered(operand: Lettered, order: str) -> Any:
+    """An operand with its dimensions in `order`, in which letters may be missing."""
+    value, letters = operand
+    wanted = "".join(x for x in order if x in letters)
+    return value if letters == wanted else copied(operand, wanted)
+
+
+def _without_units(parts: Any, letters: str) -> Lettered:
+    """The sums of all parts, [p, h, w, c], without the dimensions of size one that `letters` lack."""
+    missing = [d for d, x in enumerate("phwc") if x not in "p" + letters]
+    if not missing:
+        return parts, "p" + letters
+    groups: list[list[int]] = []
+    for d in range(4):
+        groups = [*groups[:-1], [*groups[-1], d]] if d in missing else [*groups, [d]]
+    number = ir.IntegerType.get_signless(64)
+    reassociation = [ir.ArrayAttr.get([ir.IntegerAttr.get(number, d) for d in group]) for group in groups]
+    shape = [size for d, size in enumerate(parts.type.shape) if d not in missing]
+    kind = ir.RankedTensorType.get(shape, parts.type.element_type)
+    attributes = {"reassociation": ir.ArrayAttr.get(reassociation)}
+    return ir.Operation.create("tensor.collapse_shape", [kind], [parts], attributes).result, "p" + letters
+
+
+def _read_instead(old: Any, new: Lettered, letters: str) -> None:
+    """Have the readers of `old`, whose dimensions have `letters`, read `new`, whose dimensions have another order."""
+    value, of_value = new
+    order = [letters.index(x) for x in of_value]
+    for use in list(old.uses):
+        reader, place = use.owner.operation, use.operand_number
+        if reader.name == GENERIC and place < len(inputs_of(reader)):
+            maps = list(reader.attributes["indexing_maps"])
+            read = maps[place].value
+            turned = ir.AffineMap.get(read.n_dims, 0, [read.results[d] for d in order])
+            maps[place] = ir.AffineMapAttr.get(turned)
+            reader.operands[place] = value
+            reader.attributes["indexing_maps"] = ir.ArrayAttr.get(maps)
+    if list(old.uses):
+        old.replace_all_uses_with(value if of_value == letters else copied(new, letters))
+
+
+PASS = DepthwiseKernels
