@@ -19,6 +19,7 @@ from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
 from irongrad.passes.module.correct_alignments import CorrectAlignments
 from irongrad.passes.module.depthwise_kernels import DepthwiseKernels
+from irongrad.passes.module.draw_at_once import DrawAtOnce
 from irongrad.passes.module.drop_barriers import DropBarriers
 from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.even_loops import EvenLoops
@@ -79,6 +80,7 @@ GLOBAL_OPTIMIZATION = Phase(
         LoopKernels,
         DepthwiseKernels,
         MatmulKernels,
+        DrawAtOnce,
         FuseElementwise,
         KeepProductsApart,
         KeepReductionsApart,
