@@ -19,16 +19,16 @@ from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.eager_inference import Recorder
-from irongrad.pipeline.oracle.eager_run import PLAIN, Variant, elements_of, is_finite, is_huge, run_eager
+from irongrad.pipeline.oracle.eager_run import HUGE, PLAIN, Variant, elements_of, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.rounding_noise import noise_errors_suppressed
 from irongrad.runtime.golden import Golden
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
 
 # For a step with more than LARGE elements in its state, where a run takes seconds.
-NOISY_RUNS_OF_LARGE_STEPS = 3
 MOST_LARGE_STEPS = 2  # the second starts from state that the first computed, like every later step
 LARGE = 1_000_000
+NOISY_RUNS_OF_HUGE_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Spread:
 
         Args:
             run: makes one run with the noise of a seed (None for no noise), and records its values.
-            elements: the number of elements in the step's state, which decides whether the step is large.
+            elements: the number of elements in the step's state, which decides whether the step is huge.
 
         Yields:
             The largest allowed error of each value, by golden key.
         """
         # Runs with noise come first, because their errors are larger.
-        for seed in (*range(NOISY_RUNS if elements <= LARGE else NOISY_RUNS_OF_LARGE_STEPS), None):
+        for seed in (*range(NOISY_RUNS if elements <= HUGE else NOISY_RUNS_OF_HUGE_STEPS), None):
             with noise_errors_suppressed(seed):
                 run(seed)
             if self.exact.arrays.keys() <= self.largest.keys():

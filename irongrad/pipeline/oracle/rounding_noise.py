@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from irongrad.graph.movements import Movement, operators
 from irongrad.operators.legalize.half_precision import HALVES
 from irongrad.operators.random import is_random
+from irongrad.pipeline.oracle.near_ties import NearTies, tiled
 from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 _STRETCH = 1 << 17
@@ -61,6 +62,7 @@ class RoundingNoise(TorchDispatchMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
+        self._ties = NearTies(seed)
         # Drawing a number for every value would take longer than the run, so each tensor uses a stretch of these.
         self._units = torch.rand(2 * _STRETCH, generator=torch.Generator().manual_seed(seed)) * 2 - 1
         self._factors: dict[torch.dtype, torch.Tensor] = {}
@@ -69,7 +71,11 @@ class RoundingNoise(TorchDispatchMode):
         if func in _FUSED:
             with self:
                 return _FUSED[func](*args, **(kwargs or {}))
-        result = self._topk(*args, **(kwargs or {})) if func is _TOPK else func(*args, **(kwargs or {}))
+        if self._ties.decides(func, args):
+            with torch._C.DisableTorchFunction():
+                result = self._ties.decided(func, args, kwargs or {})
+        else:
+            result = self._topk(*args, **(kwargs or {})) if func is _TOPK else func(*args, **(kwargs or {}))
         if _is_exact(func) or (func in _LOOKUPS and result.dtype in HALVES):
             return result
         with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
@@ -112,9 +118,8 @@ class RoundingNoise(TorchDispatchMode):
         Winograd's sums add numbers of a whole tile, and subtract them again. An element that is zero, as few of its
         terms are not, gets their rounding errors. These are 2 to 4 last-place units of the root mean square.
         """
-        repeated = -(-images.numel() // _STRETCH)
         start = self._random.randrange(_STRETCH)
-        units = self._units[start : start + _STRETCH].repeat(repeated)[: images.numel()].view(images.shape)
+        units = tiled(self._units[start : start + _STRETCH], images.shape)
         scale = images.square().mean((2, 3), keepdim=True).sqrt() * (NOISE_ULPS * torch.finfo(images.dtype).eps)
         images.add_(units.to(images.dtype) * scale.nan_to_num_(0.0, 0.0, 0.0))
 
