@@ -7,14 +7,13 @@ threads and in turn. A network is an embedding of characters, the layers, and a 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from in_turn import medians
 from torch import nn
 
 import irongrad as ig
@@ -22,7 +21,7 @@ import irongrad.runtime
 from irongrad.peers.torch_steps import torch_step
 
 CHARACTERS = 65
-STEPS = 6  # in a row: the first call of IronGrad may return when the loss is there, before the update
+STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -97,14 +96,7 @@ def main() -> None:
                 "without": compiled(case, Path(folder) / "without", kernels=False),
                 "with": compiled(case, Path(folder) / "with", kernels=True),
             }
-            times: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(options.rounds + 1):
-                for name, run in runs.items():
-                    start = time.perf_counter()
-                    for _ in range(STEPS):
-                        run()
-                    times[name].append(1e3 * (time.perf_counter() - start) / STEPS)
-        middle = {name: statistics.median(found[1:]) for name, found in times.items()}
+            middle = medians(runs, options.rounds, STEPS)
         sizes = f"{case.layers} {case.kind}", *map(str, (case.width, case.batch, case.length))
         cells = [*sizes, *(f"{middle[n]:.2f}" for n in runs), f"{middle['with'] / middle['eager']:.2f}"]
         print("|", " | ".join(cells), "|", flush=True)
