@@ -6,6 +6,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -58,12 +59,14 @@ class Geometry:
         every = [True, True, True]
         return torch.relu(result), *torch.ops.aten.convolution_backward(grad, x, weight, [self.channels], *moves, every)
 
-    def check(self, target: str) -> None:
-        """Compile it, which compares it with float64."""
+    def check(self, target: str, calls: int = 1) -> None:
+        """Compile it, which compares it with float64, and compare the results of several calls."""
         torch.manual_seed(0)
         shapes = (self.batch, self.channels, *self.sizes), (self.channels, 1, *self.kernel), (self.channels,)
         operands = [torch.randn(shape) for shape in (*shapes, (self.batch, self.channels, *self.out))]
-        ig.compile_function(self.with_gradients, operands, target=target, cache=False)
+        function = ig.compile_function(self.with_gradients, operands, target=target, cache=False)
+        results = [function(*(t.numpy() for t in operands)) for _ in range(calls)]
+        assert all(np.array_equal(x, y) for one in results for x, y in zip(one, results[0], strict=True))
 
 
 @pytest.fixture
@@ -87,6 +90,7 @@ GEOMETRIES = {
     "dilated": Geometry(2, 17, (12, 20), (3, 5), (1, 1), (2, 4), (2, 2)),
     "one row": Geometry(2, 40, (6, 20), (1, 9), (1, 2), (0, 4), (1, 1)),
     "one column": Geometry(2, 8, (20, 6), (5, 1), (2, 1), (2, 0), (1, 1)),
+    "many images": Geometry(100, 40, (6, 6), (7, 7), (1, 1), (3, 3), (1, 1)),
     "one image": Geometry(1, 32, (16, 16), (3, 3), (1, 1), (1, 1), (1, 1)),
     "one dimension": Geometry(4, 12, (40,), (4,), (1,), (3,), (1,)),
     "without padding": Geometry(2, 5, (10, 10), (3, 3), (1, 1), (0, 0), (1, 1)),
@@ -100,6 +104,11 @@ def test_kernels_compute_convolutions_and_their_gradients(name, target, counted)
         pytest.skip("the CPU has no AVX2")
     GEOMETRIES[name].check(target)
     assert counted[-1].stats["filters"] == 3
+
+
+def test_threads_that_share_the_last_channels_do_not_disturb_each_other():
+    """The last vector of channels overlaps the one before, and another thread may compute it."""
+    GEOMETRIES["many images"].check("llvm-cpu", calls=200)
 
 
 @pytest.mark.parametrize("name", ["3x3", "with a stride", "one image"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import ceil
 from typing import Any
 
@@ -34,7 +35,7 @@ from irongrad.mlir.loop_code import (
 from irongrad.passes.module.depthwise_kernels.filters import Along, FilterShape
 
 # The multiplications of a part of the work, about 10 µs of one core, and into how many parts images are shared out.
-_PART, _PARTS = 1 << 18, 16
+_PART, _PARTS = 1 << 18, 64
 
 # Chains of additions that hide the latency of one: 4 cycles, two additions per cycle.
 _CHAINS = 8
@@ -182,30 +183,28 @@ class _Code:
         return loop(*_meeting_rows(rows, row), 1, nothing, add)
 
     def write_gradient(self) -> None:
-        """Write the code of a weight gradient: each part adds the products of some images."""
+        """Write the code of a weight gradient: each part adds the products of some images.
+
+        The sums stay in registers until they are stored. The last block of channels may overlap the one before, and
+        two threads then store the same sums there.
+        """
         shape = self.kernel.shape
         part, size = _group(1), self.kernel.images_of_part
         begin, end = number(_d(0) * size, part), least([_d(0) * size + size, fixed(shape.batch)], part)
         rows, columns = shape.rows, shape.columns
-        at = (_d(0) * rows.results + _d(1)) * columns.results
-        with each(begin, end, 1) as image:
-            is_first = arith.cmpi(arith.CmpIPredicate.eq, image, begin)
-            with each(constant(0), constant(rows.results), 1) as row:
-                places = [
-                    number((at + w) * shape.channels + _d(2), part, row, self.channel) for w in range(columns.results)
-                ]
-                nothing = [zeros(self._kind)] * columns.results
-                before = [
-                    arith.select(is_first, zeros(self._kind), vector.load(self._kind, self.result, [p])) for p in places
-                ]
+        nothing = [zeros(self._kind)] * columns.results
+        with each(constant(0), constant(rows.results), 1) as row:
 
-                def add(i: Any, sums: list[Any], image: Any = image, row: Any = row) -> list[Any]:
-                    of_row = self._row_of_sums(image, row, i)
-                    return [arith.addf(x, y) for x, y in zip(sums, of_row, strict=True)]
+            def add_image(image: Any, sums: list[Any], row: Any = row) -> list[Any]:
+                def add_row(i: Any, sums: list[Any]) -> list[Any]:
+                    return _added(sums, self._row_of_sums(image, row, i))
 
-                totals = loop(*_meeting_rows(rows, row), 1, nothing, add)
-                for place, old, new in zip(places, before, totals, strict=True):
-                    vector.store(arith.addf(old, new), self.result, [place])
+                return _added(sums, loop(*_meeting_rows(rows, row), 1, nothing, add_row))
+
+            totals = loop(begin, end, 1, nothing, add_image)
+            at = (_d(0) * rows.results + _d(1)) * columns.results
+            for w, total in enumerate(totals):
+                vector.store(total, self.result, [number((at + w) * shape.channels + _d(2), part, row, self.channel)])
 
     def _row_of_sums(self, image: Any, row: Any, i: Any) -> list[Any]:
         """The products of one row of the other operand, added up for each column of the result."""
@@ -224,11 +223,8 @@ class _Code:
 
         nothing = [zeros(self._kind)] * (chains * columns.results)
         sums = loop(constant(0), constant(ceil(columns.others / wide)), 1, nothing, add)
-        totals = sums[: columns.results]
-        for chain in range(1, chains):
-            of_chain = sums[chain * columns.results : (chain + 1) * columns.results]
-            totals = [arith.addf(x, y) for x, y in zip(totals, of_chain, strict=True)]
-        return totals
+        of_chains = [sums[n * columns.results : (n + 1) * columns.results] for n in range(chains)]
+        return reduce(_added, of_chains)
 
     def _products(
         self, image: Any, y: Any, i: Any, j: Any, wide: int, sums: Sequence[Any], *, is_inside: bool
@@ -305,6 +301,10 @@ class _Code:
         """The vector of a position."""
         place = number(_d(0) * self.kernel.shape.channels + _d(1), position, self.channel)
         return vector.load(self._kind, memory, [place])
+
+
+def _added(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    return [arith.addf(x, y) for x, y in zip(first, second, strict=True)]
 
 
 def _meeting(wide: int, step: int, taps: int, apart: int) -> dict[int, list[tuple[int, int]]]:
