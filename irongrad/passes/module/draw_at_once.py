@@ -91,7 +91,9 @@ class _Chains:
                 for operation in chain:
                     values[operation.results[0]] = _computed(operation, values, places)
                 ir.Operation.create(_YIELD, operands=[values[root.results[0]]])
-        root.results[0].replace_all_uses_with(merged.results[0])
+        for use in list(root.results[0].uses):  # other chains may lead over it
+            if use.owner.operation not in self.operations:
+                use.owner.operation.operands[use.operand_number] = merged.results[0]
         return True
 
     def _chain_of(self, root: Any) -> list[Any]:
