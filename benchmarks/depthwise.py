@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from in_turn import medians
+from in_turn import compiled, medians
 from torch import nn
 from torch.nn import functional as F
 
 import irongrad as ig
-import irongrad.runtime
 from irongrad.peers.torch_steps import torch_step
 
 STEPS = 4
@@ -88,16 +86,6 @@ def make_step(case: Case) -> ig.TrainStep:
     return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), fused=True), inputs)
 
 
-def compiled(case: Case, directory: Path, *, kernels: bool) -> Callable[[], object]:
-    """A compiled step."""
-    step = make_step(case)
-    disabled = () if kernels else ("depthwise-kernels",)
-    ig.compile(step, directory, entry_points=("train_step",), disable_passes=disabled, cache=False)
-    session = irongrad.runtime.load(directory)
-    inputs = {n: v.numpy() for n, v in step.inputs.items()}
-    return lambda: session.train_step(**inputs)
-
-
 def main() -> None:
     """Print a row for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -111,8 +99,8 @@ def main() -> None:
                 {
                     "eager": torch_step(make_step(case), compiled=False).run,
                     "torch.compile": torch_step(make_step(case), compiled=True).run,
-                    "without": compiled(case, Path(folder) / "without", kernels=False),
-                    "with": compiled(case, Path(folder) / "with", kernels=True),
+                    "without": compiled(make_step(case), Path(folder) / "without", ("depthwise-kernels",)),
+                    "with": compiled(make_step(case), Path(folder) / "with"),
                 },
                 options.rounds,
                 STEPS,

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import irongrad as ig
+
+
+def compiled(step: ig.TrainStep, directory: Path, disabled: Sequence[str] = ()) -> Callable[[], object]:
+    """A function that takes one step, compiled into `directory` without the `disabled` passes."""
+    import irongrad as ig
+    import irongrad.runtime
+
+    ig.compile(step, directory, entry_points=("train_step",), disable_passes=disabled, cache=False)
+    session = irongrad.runtime.load(directory)
+    inputs = {n: v.numpy() for n, v in step.inputs.items()}
+    return lambda: session.train_step(**inputs)
 
 
 def medians(runs: Mapping[str, Callable[[], object]], rounds: int, steps: int) -> dict[str, float]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from in_turn import medians
+from in_turn import compiled, medians
 from torch import nn
 
 import irongrad as ig
-import irongrad.runtime
 from irongrad.peers.torch_steps import torch_step
 
 CHARACTERS = 65
@@ -72,16 +70,6 @@ def make_step(case: Case) -> ig.TrainStep:
     return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), fused=True), inputs)
 
 
-def compiled(case: Case, directory: Path, *, kernels: bool) -> Callable[[], object]:
-    """A compiled step."""
-    step = make_step(case)
-    disabled = () if kernels else ("loop-kernels",)
-    ig.compile(step, directory, entry_points=("train_step",), disable_passes=disabled, cache=False)
-    session = irongrad.runtime.load(directory)
-    inputs = {n: v.numpy() for n, v in step.inputs.items()}
-    return lambda: session.train_step(**inputs)
-
-
 def main() -> None:
     """Print a row for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -93,8 +81,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             runs = {
                 "eager": torch_step(make_step(case), compiled=False).run,
-                "without": compiled(case, Path(folder) / "without", kernels=False),
-                "with": compiled(case, Path(folder) / "with", kernels=True),
+                "without": compiled(make_step(case), Path(folder) / "without", ("loop-kernels",)),
+                "with": compiled(make_step(case), Path(folder) / "with"),
             }
             middle = medians(runs, options.rounds, STEPS)
         sizes = f"{case.layers} {case.kind}", *map(str, (case.width, case.batch, case.length))
