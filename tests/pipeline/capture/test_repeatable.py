@@ -28,6 +28,7 @@ from torch import nn
 import irongrad as ig
 from irongrad.pipeline.capture import repeatable
 from irongrad.pipeline.capture.capture import capture
+from irongrad.pipeline.capture.repeatable import _difference
 from irongrad.runtime.errors import CaptureError
 
 OWN_PYTHON, OWN_NUMPY, OWN_OLD = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
@@ -531,3 +532,12 @@ def test_a_cast_that_changes_nothing_is_taken() -> None:
     step = of(lambda model, y: model.layer.to(y)(y))
     step.model.layer = nn.Linear(3, 3)
     capture(replace(step, optimizer=torch.optim.Adam(step.model.parameters())))
+
+
+@pytest.mark.parametrize(("difference", "differs"), [(1e-10, False), (1e-4, True)])
+def test_a_gradient_that_is_zero_but_for_rounding_may_differ_as_a_whole(difference: float, differs: bool) -> None:
+    """Of a bias before a normalisation, where threads add gradients of looked up rows in another order."""
+    loss, weight = torch.tensor(1.0), torch.full((4,), 0.01)
+    one = [loss, weight, torch.full((4,), difference), loss]
+    other = [loss, weight, -one[2], loss]
+    assert (_difference(one, other) != "") == differs
