@@ -88,6 +88,7 @@ def _input_gradient(
     """
 
     def phase(first: tuple[int, int]) -> torch.Tensor:
+        """The gradient of the input `first`, and of all that are a multiple of the stride away."""
         parts = [_taps_of_phase(window, d, first[d]) for d in range(2)]
         counts = tuple(-(-window.sizes[d] // window.stride[d]) for d in range(2))
         if None in parts:

@@ -15,6 +15,7 @@ from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
 from irongrad.mlir.device import cpu_of
+from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.linalg import GENERIC, inputs_of
 from irongrad.mlir.transposes import Lettered, copied, summed
 from irongrad.passes.base import PassResult
@@ -49,7 +50,7 @@ class DepthwiseKernels(ModulePass):
         vectors = next((tiles[0].width for f, tiles in TILES.items() if f in features), 0)
         if architecture != ARCHITECTURE or not vectors:
             return PassResult(False)
-        kernels = _Kernels(module)
+        kernels = Kernels(module, add_executable, _name)
         found = [f for f in filters_in(module) if f.shape.channels >= _WIDTHS[-1]]
         for one in found:
             width = next(w for w in _WIDTHS if w <= min(vectors, one.shape.channels))
@@ -58,31 +59,13 @@ class DepthwiseKernels(ModulePass):
         return PassResult(bool(found), {"filters": len(found), "kernels": kernels.count})
 
 
-class _Kernels:
-    """The kernels of a module; equal convolutions share one."""
-
-    def __init__(self, module: ir.Module) -> None:
-        self._start = ir.InsertionPoint.at_block_begin(module.body)
-        self._found: dict[FilterKernel, str] = {}
-
-    @property
-    def count(self) -> int:
-        """How many kernels there are."""
-        return len(self._found)
-
-    def entry_point(self, kernel: FilterKernel) -> ir.ArrayAttr:
-        """The `entry_points` attribute of a dispatch of `kernel`; the kernel is added to the module on first use."""
-        if kernel not in self._found:
-            rows, columns = kernel.shape.rows, kernel.shape.columns
-            sizes = f"{kernel.shape.batch}x{rows.results}x{columns.results}x{kernel.shape.channels}"
-            name = f"filter_{len(self._found)}_{sizes}_{rows.others}x{columns.others}"
-            with self._start, ir.Location.unknown():
-                add_executable(kernel, name)
-            self._found[kernel] = name
-        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
+def _name(kernel: FilterKernel, number: int) -> str:
+    rows, columns = kernel.shape.rows, kernel.shape.columns
+    sizes = f"{kernel.shape.batch}x{rows.results}x{columns.results}x{kernel.shape.channels}"
+    return f"filter_{number}_{sizes}_{rows.others}x{columns.others}"
 
 
-def _launch(found: Filter, kernel: FilterKernel, kernels: _Kernels) -> None:
+def _launch(found: Filter, kernel: FilterKernel, kernels: Kernels[FilterKernel]) -> None:
     """Compute a depthwise convolution or weight gradient by a launch of `kernel`."""
     operation, adds = found.operation, kernel.shape.adds_images
     with operation.location, ir.InsertionPoint(operation):

@@ -26,6 +26,7 @@ from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import Tile, has_few_rows
 from irongrad.mlir.barriers import hold_behind
+from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.linalg import is_elementwise
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
@@ -78,7 +79,7 @@ class MatmulKernels(ModulePass):
         chosen = dict(self.forms)
         forms = {p: _chosen_form(p, tile, tiles, chosen) for p, tile in products_in(module, tiles).items()}
         products = {product: form for product, form in forms.items() if form is not None}
-        kernels = _Kernels(module)
+        kernels = Kernels(module, add_executable, _name)
         launched = [_launch(product, form, kernels) for product, form in products.items()]
         for replaced, new in launched:  # only now, as a product may read another
             replaced[-1].results[0].replace_all_uses_with(new)
@@ -124,27 +125,9 @@ def _chosen_form(product: Product, tile: Tile, tiles: Tiles, chosen: Mapping[str
     return product.problem.form(name, default, tiles.of_product(product))
 
 
-class _Kernels:
-    """The kernels of a module's products; equal products share one."""
-
-    def __init__(self, module: ir.Module) -> None:
-        self._start = ir.InsertionPoint.at_block_begin(module.body)
-        self._found: dict[ProductKernel, str] = {}
-
-    @property
-    def count(self) -> int:
-        """How many kernels there are."""
-        return len(self._found)
-
-    def entry_point(self, kernel: ProductKernel) -> ir.ArrayAttr:
-        """The `entry_points` attribute of a dispatch of `kernel`; the kernel is added to the module on first use."""
-        if kernel not in self._found:
-            sizes = kernel.sizes
-            name = f"product_{len(self._found)}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
-            with self._start, ir.Location.unknown():
-                add_executable(kernel, name)
-            self._found[kernel] = name
-        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._found[kernel]] * 2)])
+def _name(kernel: ProductKernel, number: int) -> str:
+    sizes = kernel.sizes
+    return f"product_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
 
 
 def _hold_unpacked(module: ir.Module) -> int:
@@ -171,7 +154,7 @@ def _widens_bytes_of_any_size(operation: Any) -> bool:
     return body[0].name == "arith.sitofp" and str(body[0].operands[0].type) == "i8" and len(body) == 2
 
 
-def _launch(product: Product, form: ProductForm, kernels: _Kernels) -> tuple[list[Any], Any]:
+def _launch(product: Product, form: ProductForm, kernels: Kernels[ProductKernel]) -> tuple[list[Any], Any]:
     """Launch a kernel for a product, the bias added to it and its rounding; return what it replaces, and the result."""
     operation, sizes = product.operation, product.sizes
     packed = packed_by(product, form.tile)
