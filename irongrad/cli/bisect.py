@@ -68,7 +68,7 @@ def command(
     from irongrad.pipeline.module_bisect import bisect_module_passes
     from irongrad.pipeline.options import check_choices, passes_over_graph
     from irongrad.pipeline.stopwatch import Stopwatch
-    from irongrad.targets import parse_targets
+    from irongrad.targets import common_abilities, parse_targets
 
     given = completed(Choices(**given_choices(choices)))  # type: ignore[typeddict-item]
     chosen = passes_over_graph(given)
@@ -79,7 +79,7 @@ def command(
         graph = step_graph(step)
     timer = Stopwatch(devices, default_store()) if given["tune"] else None
     with console.status("running the step after every pass"):
-        abilities = frozenset.intersection(*(d.abilities for d in devices))
+        abilities = common_abilities(devices)
         found = bisect(graph, chosen, [d.backend for d in devices], timer, abilities=abilities)
     guilty = next((f for f in found if f.changes_numbers), None)
     module = None

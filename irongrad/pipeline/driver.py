@@ -73,7 +73,7 @@ from irongrad.runtime.staging import staged
 from irongrad.step.layouts import layouts_of
 from irongrad.step.steps import Steps, named_steps
 from irongrad.step.train_step import TrainStep
-from irongrad.targets import Target
+from irongrad.targets import Target, common_abilities
 
 GOLDEN_STEPS = 3
 
@@ -375,7 +375,7 @@ def _all_optimised(run: BuildRun, graphs: Graphs, passes: tuple[Pass, ...]) -> d
 
 def _optimised(graph: StepGraph, passes: tuple[Pass, ...], run: BuildRun, targets: tuple[Target, ...]) -> StepGraph:
     """Run `passes`; float64 is checked after them, because they remove some of it."""
-    abilities = frozenset.intersection(*(target.abilities for target in targets))
+    abilities = common_abilities(targets)
     backends = [target.backend for target in targets]
     optimised = run_passes(graph, passes, backends, run.note_pass, run.watch, abilities=abilities)
     check_float64(optimised, targets)
