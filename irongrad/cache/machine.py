@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from irongrad.runtime.installed import PACKAGE
@@ -32,5 +33,18 @@ def host() -> str:
 
 
 def sha256(*parts: object) -> str:
-    """Return the sha256 of the `repr` of `parts`."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    """Return the sha256 of the `repr` of `parts`, with the members of sets in one order for all processes."""
+    return hashlib.sha256(repr(_ordered(parts)).encode()).hexdigest()
+
+
+def _ordered(value: object) -> object:
+    """`value` with sorted members in place of its sets: their order differs by PYTHONHASHSEED."""
+    if isinstance(value, set | frozenset):
+        return type(value).__name__, sorted(repr(_ordered(v)) for v in value)
+    if type(value) is dict:
+        return "dict", [(_ordered(k), _ordered(v)) for k, v in value.items()]
+    if isinstance(value, tuple | list):
+        return type(value).__name__, [_ordered(v) for v in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, tuple(_ordered(getattr(value, f.name)) for f in fields(value) if f.repr)
+    return value

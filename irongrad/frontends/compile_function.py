@@ -46,7 +46,7 @@ from irongrad.pipeline.backend import optimised_function, portable_function
 from irongrad.pipeline.capture.modes import inference_as_no_grad
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
-from irongrad.pipeline.capture.repeatable import Program, Recorder, refuse_unrepeatable
+from irongrad.pipeline.capture.repeatable import Kind, Program, Recorder, refuse_unrepeatable
 from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.function_indices import function_indices, guarded
@@ -167,7 +167,7 @@ def _lent(*roots: object) -> Iterator[Record]:
 def _recorded(flat: FlatFunction, record: Recorder) -> None:
     with plain_operators(), eager_control_flow(), BeforeAutograd(eager=True):
         for output in flat.run(*(t.clone() for t in flat.examples.values())):
-            record(output)
+            record(output, Kind.RESULT)
 
 
 @dataclass(frozen=True)

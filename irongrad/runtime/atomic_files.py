@@ -28,8 +28,8 @@ def atomic_write(path: Path, data: bytes) -> None:
     _refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(_beside(path), _TEMPORARY)
-    handle, temporary = _created(path)
-    with _removed_after_errors(temporary), os.fdopen(handle, "wb") as file:
+    temporary = _temporary(path)
+    with _removed_after_errors(temporary), os.fdopen(_created(temporary), "wb") as file:
         with suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         file.write(data)
@@ -77,16 +77,18 @@ def check_writable(path: Path) -> None:
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
     trial = _temporary(path)
-    try:
+    with _removed_after_errors(trial):
         os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    finally:  # also after Ctrl-C
         with suppress(OSError):
             os.unlink(trial)
 
 
 @contextmanager
 def _removed_after_errors(temporary: Path) -> Iterator[None]:
-    """Remove a temporary file if the block fails or is interrupted."""
+    """Remove a temporary file if the block fails or is interrupted.
+
+    The block makes the file: Ctrl-C may arrive as soon as it exists.
+    """
     try:
         yield
     except BaseException:
@@ -103,14 +105,13 @@ def _refuse_special(path: Path) -> None:
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
 
 
-def _created(path: Path) -> tuple[int, Path]:
-    """Make a temporary file beside `path`, and hold its lock; return its handle and its path."""
+def _created(temporary: Path) -> int:
+    """Make a temporary file, and hold its lock; return its handle."""
     while True:
-        temporary = _temporary(path)
         # The system applies the umask to the mode. `os.umask` reads it by setting it, for all threads.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         if hold(handle, temporary):
-            return handle, temporary
+            return handle
         os.close(handle)  # another writer took it for abandoned, before its lock was held
 
 

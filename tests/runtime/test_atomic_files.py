@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -99,6 +100,22 @@ def test_an_interrupt_after_the_file_is_in_place_is_an_interrupt(tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         atomic_write(tmp_path / "file", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("write", [lambda path: atomic_write(path, b"new"), check_writable])
+@pytest.mark.parametrize("call", ["open", "close"])
+def test_an_interrupt_as_soon_as_the_file_exists_leaves_nothing(tmp_path, monkeypatch, write, call):
+    """Python raises it when a call of the system returns, before the result is kept."""
+    called = getattr(os, call)
+
+    def interrupted(*arguments):
+        called(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, interrupted)
+    with suppress(KeyboardInterrupt):
+        write(tmp_path / "file")
+    assert {p.name for p in tmp_path.iterdir()} <= {"file"}
 
 
 def test_what_cannot_be_written_is_known_before(tmp_path):

@@ -18,7 +18,7 @@ from irongrad.pipeline.capture.derivatives import evaluated
 from irongrad.pipeline.capture.modes import in_evaluation, mode
 from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
-from irongrad.pipeline.capture.repeatable import Recorder
+from irongrad.pipeline.capture.repeatable import Kind, Recorder
 from irongrad.pipeline.capture.step_modules import EntryModule, ReportingModule
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Record, borrowed
@@ -102,7 +102,7 @@ class _EagerRuns:
             for after in self.step.after:
                 after.run(self.step.model, {}, self.step.modules.values())
             with self._training():
-                record(self._loss(record))
+                record(self._loss(record, Kind.LATER), Kind.LATER)
 
     def gradients(self, record: Recorder) -> None:
         """Loss and gradients of a step; without updates the loss alone."""
@@ -111,14 +111,14 @@ class _EagerRuns:
             optimizer.zero_grad(set_to_none=True)
         with self._training():
             with self.nodes.watched():
-                loss = self._loss(record)
-            record(loss)
+                loss = self._loss(record, Kind.RESULT)
+            record(loss, Kind.LOSS)
             if not self.updates:
                 return
             loss.backward()
         for parameter in self.module.parameters():
             if parameter.grad is not None:
-                record(parameter.grad)
+                record(parameter.grad, Kind.GRADIENT)
 
     def evaluate(self, record: Recorder) -> None:
         """The loss in evaluation mode."""
@@ -127,7 +127,7 @@ class _EagerRuns:
             with Draws(self.step.seed, 0), in_evaluation(self.step):
                 return self.module.named(*(t.clone() for t in self.step.inputs.values()))[0]
 
-        record(evaluated(evaluation))
+        record(evaluated(evaluation), Kind.LOSS)
 
     def call(self, name: str, record: Recorder) -> None:
         """The outputs of an entry."""
@@ -139,15 +139,15 @@ class _EagerRuns:
                 return probe.named(*(t.clone() for t in entry.inputs.values()))
 
         for value in evaluated(run).values():
-            record(value)
+            record(value, Kind.RESULT)
 
     @contextmanager
     def _training(self) -> Iterator[None]:
         with Draws(self.step.seed, 0), mode(self.module.model, training=True), BeforeAutograd(eager=True):
             yield
 
-    def _loss(self, record: Recorder) -> torch.Tensor:
-        """The loss of a micro-batch, with the values beside it recorded.
+    def _loss(self, record: Recorder, beside: Kind) -> torch.Tensor:
+        """The loss of a micro-batch, with the values beside it recorded as of the kind `beside`.
 
         Buffers that the forward assigns anew are the module's own again.
         """
@@ -157,7 +157,7 @@ class _EagerRuns:
             loss, values = self.module.named(*(t.clone() for t in micro.values()))
             self.found.names = tuple(values)
             for value in values.values():
-                record(value)
+                record(value, beside)
             return loss
         finally:
             for buffers, before in held:

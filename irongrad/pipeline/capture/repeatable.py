@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from types import FrameType
 from typing import Any
 
@@ -29,15 +30,25 @@ from irongrad.pipeline.capture.profiled import profiled
 from irongrad.runtime.errors import CaptureError
 from irongrad.step.borrow import Generator, Record, state_of
 
-# Takes a value of a run: the loss first, then gradients, and the loss of the next step at the end.
-Recorder = Callable[[torch.Tensor], None]
+
+class Kind(Enum):
+    """What a value of a run is; the value of a member is the place that a message names."""
+
+    RESULT = "in a result"
+    LOSS = "in the loss"
+    GRADIENT = "in a gradient"
+    LATER = "in the loss of the second step"
+
+
+# Takes a value of a run.
+Recorder = Callable[[torch.Tensor, Kind], None]
 
 # A step with more elements than this in its state runs once, and again only if it drew a number.
 LARGE = 10_000_000
 
-_LOSS_ULPS = 64  # another alignment of memory may select other kernels, which round differently
+_ULPS = 64  # another alignment of memory may select other kernels, which round differently
 _GRADIENTS = 1e-2  # of the largest element: a gradient may be zero but for rounding
-_LATER_LOSSES = 1e-4  # the update before it amplifies the rounding of gradients
+_LATER = 1e-4  # the update before it amplifies the rounding of gradients
 
 _PYTHON: Any = random.random
 _NUMPY: Any = np.random.random_sample
@@ -126,6 +137,14 @@ def refuse_unrepeatable(program: Program) -> CaptureError | None:
 
 
 @dataclass(frozen=True)
+class _Value:
+    """A value of a run."""
+
+    tensor: torch.Tensor
+    kind: Kind
+
+
+@dataclass(frozen=True)
 class _Run:
     """One run.
 
@@ -137,10 +156,10 @@ class _Run:
         changed: a container, an attribute or a variable that this run changed.
     """
 
-    values: list[torch.Tensor]
+    values: list[_Value]
     before: dict[int, bytes]
     after: dict[int, bytes]
-    again: list[torch.Tensor] = field(default_factory=list)
+    again: list[_Value] = field(default_factory=list)
     changed: str = ""
 
 
@@ -158,8 +177,8 @@ def _run(
     Tensors have other memory meanwhile, unless the run is `in_place`. So memory that the step sees otherwise, such as
     that of a NumPy array, differs between two runs.
     """
-    values: list[torch.Tensor] = []
-    repeated: list[torch.Tensor] = []
+    values: list[_Value] = []
+    repeated: list[_Value] = []
     changed = ""
     with program.lend(in_place) as record, warnings.catch_warnings(), _another_process() if later else nullcontext():
         warnings.simplefilter("ignore")
@@ -168,7 +187,7 @@ def _run(
             _reseed(generators[key])
         before, put_back = _states(generators), record.values()
         with suppress(Exception), watch.over(generators) if watch is not None else nullcontext():
-            program.run(lambda tensor: values.append(tensor.detach().clone()))
+            program.run(lambda tensor, kind: values.append(_Value(tensor.detach().clone(), kind)))
         after = _states(generators)
         if again and program.again is not None:
             put_back()
@@ -176,7 +195,7 @@ def _run(
                 _reseed(generators[key])
             latest = record.renewed()
             with suppress(Exception):
-                program.again(lambda tensor: repeated.append(tensor.detach().clone()))
+                program.again(lambda tensor, kind: repeated.append(_Value(tensor.detach().clone(), kind)))
             changed = latest.changed()
         return _Run(values, before, after, repeated, changed)
 
@@ -208,32 +227,38 @@ def _reseed(generator: Any) -> None:
     bits.state = type(bits)(_SEED).state
 
 
-def _difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> str:
-    """What differs by more than rounding between two runs, the loss or a gradient; empty if nothing does.
+def _difference(one: list[_Value], other: list[_Value]) -> str:
+    """What differs by more than rounding between two runs; empty if nothing does.
 
     A run that ended early is compared as far as it came. A gradient that is zero but for rounding, as of a bias before
     a normalisation, may differ as a whole where threads add in another order. Then it differs by less than other
     gradients are rounded.
     """
-    rounding = _LOSS_ULPS * torch.finfo(torch.float32).eps * max(map(_largest, one[1:-1]), default=0.0)
-    for number, (a, b) in enumerate(zip(one, other, strict=False)):
-        eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
-        if number == 0:
-            share, what = _LOSS_ULPS * eps, "in the loss" if a.ndim == 0 else "in a result"
-        elif a.ndim == 0 and number == len(one) - 1:
-            share, what = _LATER_LOSSES, "in the loss of the second step"
+    gradients = [v.tensor for v in one if v.kind is Kind.GRADIENT]
+    rounding = _ULPS * torch.finfo(torch.float32).eps * max(map(_largest, gradients), default=0.0)
+    for a, b in zip(one, other, strict=False):
+        if a.kind is Kind.GRADIENT:
+            most = max(_GRADIENTS * _largest(a.tensor), rounding)
+        elif a.kind is Kind.LATER:
+            most = _LATER * _largest(a.tensor)
         else:
-            share, what = _GRADIENTS, "in a gradient"
-        if _differ(a, b, max(share * _largest(a), rounding if share == _GRADIENTS else 0.0)):
-            return what
+            most = _ULPS * _epsilon(a.tensor) * _largest(a.tensor)
+        if _differ(a.tensor, b.tensor, most):
+            return a.kind.value
     return ""
+
+
+def _epsilon(tensor: torch.Tensor) -> float:
+    """The distance from 1 to the next number of a tensor's dtype; zero for integers."""
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 0.0
 
 
 def _largest(tensor: torch.Tensor) -> float:
     """The largest finite magnitude in a tensor; zero for a sparse one."""
     if tensor.is_sparse or not tensor.numel():
         return 0.0
-    return float(torch.nan_to_num(tensor.abs().to(torch.float64), nan=0.0, posinf=0.0).max())
+    magnitude = tensor.abs() if tensor.is_floating_point() or tensor.is_complex() else tensor.to(torch.float64).abs()
+    return float(torch.nan_to_num(magnitude.to(torch.float64), nan=0.0, posinf=0.0).max())
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor, most: float) -> bool:

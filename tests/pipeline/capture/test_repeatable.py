@@ -28,7 +28,7 @@ from torch import nn
 import irongrad as ig
 from irongrad.pipeline.capture import repeatable
 from irongrad.pipeline.capture.capture import capture
-from irongrad.pipeline.capture.repeatable import _difference
+from irongrad.pipeline.capture.repeatable import Kind, _difference, _Value
 from irongrad.runtime.errors import CaptureError
 
 OWN_PYTHON, OWN_NUMPY, OWN_OLD = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
@@ -535,9 +535,22 @@ def test_a_cast_that_changes_nothing_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("difference", "differs"), [(1e-10, False), (1e-4, True)])
-def test_a_gradient_that_is_zero_but_for_rounding_may_differ_as_a_whole(difference: float, differs: bool) -> None:
+@pytest.mark.parametrize("beside", [torch.tensor(1.0), torch.tensor(1e6), torch.tensor(True)])
+def test_a_gradient_that_is_zero_but_for_rounding_may_differ_as_a_whole(
+    beside: torch.Tensor, difference: float, differs: bool
+) -> None:
     """Of a bias before a normalisation, where threads add gradients of looked up rows in another order."""
-    loss, weight = torch.tensor(1.0), torch.full((4,), 0.01)
-    one = [loss, weight, torch.full((4,), difference), loss]
-    other = [loss, weight, -one[2], loss]
-    assert (_difference(one, other) != "") == differs
+    first = [_Value(beside, Kind.RESULT), _Value(torch.full((4,), 0.01), Kind.GRADIENT)]
+    one, other = (_Value(torch.full((4,), sign * difference), Kind.GRADIENT) for sign in (1, -1))
+    assert (_difference([*first, one], [*first, other]) != "") == differs
+
+
+@pytest.mark.parametrize("results", [(1e6, 1e-4), (1e-4, 1e6), (True, False), (3 + 4j, 0.0)])
+def test_results_are_no_gradients(results: tuple[complex, complex]) -> None:
+    one = [_Value(torch.tensor(r), Kind.RESULT) for r in results]
+    other = [
+        one[0],
+        _Value(one[1].tensor.logical_not() if results[0] is True else one[1].tensor * 1.001 + 1e-6, Kind.RESULT),
+    ]
+    assert not _difference(one, one)
+    assert _difference(one, other) == "in a result"
