@@ -41,8 +41,8 @@ class JoinedSteps:
             moving, unbounded = (tuple(names.get(n, n) for n in held) for held in (resting.moving, resting.unbounded))
             resting = replace(resting, moving=moving, unbounded=unbounded)
         expected = {_renamed(key, names): value for key, value in golden.expected.items()}
-        allowed = {_renamed(key, names): value for key, value in golden.allowed.items()}
-        return replace(golden, expected=expected, allowed=allowed, resting=resting)
+        allowed, moves = ({_renamed(k, names): v for k, v in of.items()} for of in (golden.allowed, golden.moves))
+        return replace(golden, expected=expected, allowed=allowed, moves=moves, resting=resting)
 
 
 def joined(

@@ -90,6 +90,7 @@ class Golden:
         later: inputs that replace the example's after the first step, by name; evaluation and the other entry points
             without an update are expected at both. Empty if every step has the example's.
         first_hypers: hyperparameters of the first step alone, by name.
+        moves: the largest change of an element since the initial state, by the key of each updated parameter's value.
         order: for several steps over one state that run in turn, their names in this order. The inputs have the name of
             the step before theirs, and only the losses and the state at the end are expected.
     """
@@ -104,6 +105,7 @@ class Golden:
     resting: Resting | None = None
     later: Mapping[str, Array] = field(default_factory=dict)
     first_hypers: Mapping[str, float] = field(default_factory=dict)
+    moves: Mapping[str, float] = field(default_factory=dict)
     order: tuple[str, ...] = ()
 
     @property
@@ -141,7 +143,7 @@ def kept(golden: Golden) -> Golden:
 def are_same(one: Golden, other: Golden) -> bool:
     """Return whether two sets of golden values are equal bit for bit."""
     hypers = [[g.hypers_of(step) for step in (0, 1)] for g in (one, other)]
-    about = [(g.steps, g.oracle, dict(g.allowed), g.resting, g.order) for g in (one, other)]
+    about = [(g.steps, g.oracle, dict(g.allowed), dict(g.moves), g.resting, g.order) for g in (one, other)]
     arrays = [(g.inputs, g.later, g.expected) for g in (one, other)]
     return about[0] == about[1] and hypers[0] == hypers[1] and all(map(_same_arrays, *arrays))
 
@@ -163,6 +165,8 @@ def write_golden(golden: Golden, path: Path) -> None:
         about["resting"] = asdict(golden.resting)
     if golden.first_hypers:
         about["first_hypers"] = dict(golden.first_hypers)
+    if golden.moves:
+        about["moves"] = dict(golden.moves)
     if golden.order:
         about["order"] = golden.order
     path.write_bytes(safetensors.numpy.save(arrays, metadata={_METADATA: json.dumps(about)}))
@@ -186,7 +190,8 @@ def read_golden(path: Path) -> Golden:
         for kind in ("input/", "later/", "expected/")
     )
     found = Golden(about.steps, about.oracle, inputs, expected, about.allowed)
-    return replace(found, resting=about.resting, later=later, first_hypers=about.first_hypers, order=about.order)
+    found = replace(found, resting=about.resting, later=later, first_hypers=about.first_hypers)
+    return replace(found, moves=about.moves, order=about.order)
 
 
 def read_goldens(directory: Path, manifest: Manifest) -> dict[str, Golden]:
@@ -207,4 +212,5 @@ class _About:
     allowed: dict[str, float]
     resting: Resting | None = None
     first_hypers: dict[str, float] = field(default_factory=dict)
+    moves: dict[str, float] = field(default_factory=dict)
     order: tuple[str, ...] = ()

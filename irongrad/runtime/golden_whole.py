@@ -14,7 +14,7 @@ from irongrad.runtime.errors import ArtifactError, VerificationError
 from irongrad.runtime.golden import SAMPLE, Golden, key_of, read_goldens
 from irongrad.runtime.manifest import Manifest
 from irongrad.runtime.session import Session, load
-from irongrad.runtime.verification import largest_error
+from irongrad.runtime.verification import error_of
 
 
 def whole_goldens(directory: Path, manifest: Manifest, base: Path | None = None) -> tuple[dict[str, Golden], str]:
@@ -67,7 +67,7 @@ def whole_golden(
         if key not in found:
             reason = reason or "the artifact has no entry point export_state"
             continue
-        if (off := largest_error(found[key], sample)) > allowed[key]:
+        if (off := error_of(golden, key, found[key], sample)) > allowed[key]:
             raise VerificationError(
                 f"{directory} is wrong here: {key} is off by {off:.3g}, and {allowed[key]:.3g} is allowed"
             )

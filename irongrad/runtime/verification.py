@@ -16,6 +16,7 @@ from irongrad.runtime.golden import SAMPLE, Golden, Resting, key_of, sampled
 from irongrad.runtime.manifest import STACKED, TRAIN_AND_EXPORT, Certificate, Role, trained_state
 from irongrad.runtime.report import Comparison, Report, combined
 from irongrad.runtime.session import Session
+from irongrad.runtime.undecided import unforgiven
 
 _BLOCK = 1 << 16  # elements
 _WITHOUT_GRADIENTS = {"apply_step", "export_gradients", "import_gradients"}  # takes a step whose gradients are zero
@@ -298,7 +299,17 @@ def _compare(found: list[Comparison], golden: Golden, entry: str, key: str, valu
 
 def _comparison(golden: Golden, entry: str, key: str, value: Array, expected: Array) -> Comparison:
     magnitude = max(map(_largest_finite, _blocks(expected)), default=0.0)
-    return Comparison(entry, key, largest_error(value, expected), golden.allowed[key], expected.size, magnitude)
+    return Comparison(entry, key, error_of(golden, key, value, expected), golden.allowed[key], expected.size, magnitude)
+
+
+def error_of(golden: Golden, key: str, value: Array, expected: Array) -> float:
+    """Return the error of a value by which it is judged: `largest_error`, but for undecided updates."""
+    error = largest_error(value, expected)
+    if error <= golden.allowed[key] or not np.isfinite(error) or key not in golden.moves:
+        return error
+    found = sampled(value) if value.size > expected.size else value
+    difference = np.abs(np.subtract(found, expected, dtype=np.float64))
+    return float(unforgiven(golden, key, difference).max())
 
 
 def _unbounded(value: Array) -> float:

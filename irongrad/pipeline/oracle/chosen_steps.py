@@ -24,6 +24,7 @@ from irongrad.pipeline.oracle.oracle import LARGE, golden_runs
 from irongrad.pipeline.oracle.steps_at_rest import free_hypers, is_bounded, still, with_rest
 from irongrad.runtime.golden import Golden, is_later, key_of
 from irongrad.runtime.manifest import UNLIMITED, Role
+from irongrad.runtime.undecided import MOMENTS
 from irongrad.step.hyperparameters import hyperparameters
 from irongrad.step.optimizer_slots import is_foreign
 from irongrad.step.train_step import TrainStep
@@ -44,9 +45,6 @@ _EDGES = ("momentum", "betas", "weight_decay", "dampening")
 # bias before a normalisation, and the keys' bias in attention, have gradients that are zero but for rounding anywhere.
 _HIDDEN = 0.1
 _MOST_HIDDEN = 0.25
-
-# Keys of optimizer state that is linear in the gradients.
-_MOMENTS = ("exp_avg", "momentum_buffer")
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def staying(step: TrainStep, graph: StepGraph) -> dict[str, float]:
     """
     hypers = still(step, graph)
     state = {t.name for t in graph.state}
-    shows = all(any(f"optimizer/{moment}/{name}" in state for moment in _MOMENTS) for name in graph.gradients)
+    shows = all(any(f"optimizer/{moment}/{name}" in state for moment in MOMENTS) for name in graph.gradients)
     is_free = {h.name for h in hyperparameters(step.optimizers) if h.key == "lr"} <= hypers.keys()
     return hypers if shows and is_free and not any(map(is_foreign, step.optimizers)) else {}
 

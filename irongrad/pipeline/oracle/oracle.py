@@ -21,7 +21,8 @@ from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.eager_inference import Recorder
 from irongrad.pipeline.oracle.eager_run import HUGE, PLAIN, Variant, elements_of, is_finite, is_huge, run_eager
 from irongrad.pipeline.oracle.rounding_noise import noise_errors_suppressed
-from irongrad.runtime.golden import Golden
+from irongrad.runtime.golden import Golden, key_of
+from irongrad.runtime.manifest import Role
 from irongrad.runtime.tolerance import NOISY_RUNS, allowed_error
 from irongrad.runtime.verification import largest_error
 
@@ -140,6 +141,7 @@ def golden_runs(
         run_eager(plain, graph, None, steps, None, checked(exact.record), skips, variant)
     inputs, later = ({n: to_numpy(t) for n, t in named.items()} for named in (step.examples, variant.later))
     spread = Spread(exact, rounded=oracle != "float64")
+    moves = _moves(graph, exact, steps)
 
     def run(seed: int | None) -> None:
         # Later runs are made when a compiled step is verified.
@@ -147,9 +149,20 @@ def golden_runs(
         run_eager(captured, graph, None, steps, seed, checked(spread.record), None, variant, is_alone=is_alone)
 
     for allowed in spread.widened_by(run, elements):
-        golden = Golden(steps, oracle, inputs, exact.arrays, allowed, later=later)
+        golden = Golden(steps, oracle, inputs, exact.arrays, allowed, later=later, moves=moves)
         of_all = variant.hyper_steps is None
         yield replace(golden, hypers=variant.hypers) if of_all else replace(golden, first_hypers=variant.hypers)
+
+
+def _moves(graph: StepGraph, exact: Values, steps: int) -> dict[str, float]:
+    """The largest change of each parameter that is updated, after each step, by golden key."""
+    updated = [t for t in graph.state if t.role is Role.PARAMETER and t.name in graph.gradients]
+    found: dict[str, float] = {}
+    for tensor in updated:
+        for key in (key_of("state", step + 1, tensor.name) for step in range(steps)):
+            if key in exact.arrays:
+                found[key] = largest_error(to_numpy(tensor.initial), exact.arrays[key])
+    return found
 
 
 def _is_kept(graph: StepGraph, steps: int, key: str) -> bool:
