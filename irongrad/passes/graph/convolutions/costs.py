@@ -2,8 +2,11 @@
 
 Measured with IREE 3.13.0 on one core of a Zen 4 that reaches 95 GFLOP/s in large matrix products. The convolutions are
 those of the four stages of ResNet-18 for CIFAR at batch 8, with stride 1 and 2. Those of the first stage were also
-measured with groups and dilation. Only the ratios matter. The costs sum to 293 ms for the convolutions of that
-ResNet-18; its whole step takes 310 ms.
+measured with groups and dilation. Only the ratios matter.
+
+The costs of `direct` are from a Zen 5, relative to products by kernels of ours (`passes/module/matmul_kernels`): 75
+convolutions and gradients of 30 layers, of 1 to 512 channels, 1x1 to 9x9 kernels and batches of 1 to 64. The forms that
+the table chooses there take 1.03 of the fastest forms' time at the geometric mean.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from irongrad.passes.graph.convolutions.problem import Kind, Problem
 
 FLOP = 0.0105  # one operation of a matrix product
 HALF_FLOP = 0.0035  # the same of a product of bfloat16 by AMX, and of copying its operands
-DIRECT_FLOP = 0.0125  # one operation of a convolution as IREE lowers it, vectorised along the output's width
-DIRECT_STRIDED = 4.5  # slowdown of `direct` if adjacent outputs read inputs that are not adjacent
-DIRECT_ROW = 45.0  # slowdown if the output is one row, as in 1-D: IREE does not vectorise it
+DIRECT_FLOP = 0.03  # one operation of a convolution as IREE lowers it, vectorised along the output's width
+DIRECT_OUTPUT = 8.0  # one output of it, where its operations are few
+DIRECT_FEW = 4.0  # slowdown of `direct` if there are fewer output channels than it computes at once
+DIRECT_STRIDED = 4.0  # slowdown of `direct` if adjacent outputs read inputs that are not adjacent
+DIRECT_ROW = 12.0  # slowdown if the output or the kernel is one row, as in 1-D: IREE does not vectorise it
 DIRECT_VECTOR = 8  # outputs of a row that `direct` computes at once
 DIRECT_WEIGHT_FLOP = 0.0125  # one operation of the direct weight gradient
 TRANSFORMED = 1.1  # one element that a Winograd transform writes, including its reads and the packing for a product
@@ -28,7 +33,7 @@ GATHERED = 1.2  # one element copied to where a product reads it
 GATHERED_APART = 2.5  # the same with the kernel taps innermost
 SCATTERED = 1.5  # one element of a product that is added to the result
 DIRECT_DILATED = 40.0  # as DIRECT_STRIDED, for a dilated kernel
-DIRECT_GROUPED_FLOP: dict[Kind, float] = {"forward": 0.5, "input": 0.5, "weight": 0.07}
+DIRECT_GROUPED_FLOP: dict[Kind, float] = {"forward": 0.5, "input": 0.5, "weight": 1.5}
 DIRECT_DEPTHWISE_FLOP: dict[Kind, float] = {"forward": 0.26, "input": 0.26, "weight": 4.0}
 DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  # one multiplication and one addition
 FILTERED = 0.03  # one multiplication and one addition in a kernel of ours
@@ -49,8 +54,11 @@ def direct(problem: Problem) -> float:
         return flops * DIRECT_WEIGHT_FLOP + gathered * GATHERED + 4 * window.kernel[0] * DISPATCH
     slower = DIRECT_STRIDED if problem.kind == "forward" and max(window.stride) > 1 else 1.0
     slower = DIRECT_DILATED if max(window.dilation) > 1 else slower
-    slower = DIRECT_ROW if outputs[0] == 1 else slower
-    return flops * DIRECT_FLOP * slower * max(1.0, DIRECT_VECTOR / outputs[1]) + 2 * DISPATCH
+    slower = DIRECT_ROW if 1 in (outputs[0], *window.kernel) else slower
+    written = problem.channels[0 if problem.kind == "input" else 1]
+    slower *= DIRECT_FEW if written < DIRECT_VECTOR else 1.0
+    of_outputs = problem.positions(outputs) * written * DIRECT_OUTPUT
+    return flops * DIRECT_FLOP * slower * max(1.0, DIRECT_VECTOR / outputs[1]) + of_outputs + 2 * DISPATCH
 
 
 def winograd(problem: Problem) -> float:
