@@ -155,14 +155,20 @@ def golden_runs(
 
 
 def _moves(graph: StepGraph, exact: Values, steps: int) -> dict[str, float]:
-    """The largest change of each parameter that is updated, after each step, by golden key."""
-    updated = [t for t in graph.state if t.role is Role.PARAMETER and t.name in graph.gradients]
+    """The largest change of each parameter whose update may take a sign, after each step, by golden key."""
     found: dict[str, float] = {}
-    for tensor in updated:
-        for key in (key_of("state", step + 1, tensor.name) for step in range(steps)):
-            if key in exact.arrays:
-                found[key] = largest_error(to_numpy(tensor.initial), exact.arrays[key])
+    for tensor in graph.state:
+        if tensor.role is Role.PARAMETER and tensor.name in graph.gradients and not _is_linear(graph, tensor.name):
+            for key in (key_of("state", step + 1, tensor.name) for step in range(steps)):
+                if key in exact.arrays:
+                    found[key] = largest_error(to_numpy(tensor.initial), exact.arrays[key])
     return found
+
+
+def _is_linear(graph: StepGraph, parameter: str) -> bool:
+    """Whether the update of a parameter is linear in its gradients, as that of SGD: its optimizer keeps no more."""
+    own = (t.name.partition("/")[2].partition("/") for t in graph.state if t.name.startswith("optimizer/"))
+    return {slot for slot, _, owner in own if owner == parameter} <= {"step", "momentum_buffer"}
 
 
 def _is_kept(graph: StepGraph, steps: int, key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,28 @@ def test_an_artifact_keeps_the_golden_values_of_its_verification(
     stored = read_golden(artifact.directory / "golden.safetensors")
     assert stored.expected["state/1/weight"].shape == (4096,)
     assert stored.allowed == kept(golden).allowed
+
+
+@pytest.mark.parametrize(
+    ("make", "takes_signs"),
+    [
+        (lambda p: torch.optim.Adam(p, lr=0.01), True),
+        (lambda p: torch.optim.RMSprop(p, lr=0.01), True),
+        (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), False),
+    ],
+)
+def test_the_largest_change_of_a_parameter_is_kept_where_an_update_may_take_a_sign(
+    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], takes_signs: bool
+) -> None:
+    model = nn.Linear(5, 3)
+    inputs = {"x": torch.randn(4, 5), "y": torch.randn(4, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, make(model.parameters()), inputs)
+    golden = next(oracle.golden_runs(capture(step), step_graph(step), 2))
+    names = {f"state/{step}/{name}" for step in (1, 2) for name in ("weight", "bias")}
+    assert golden.moves.keys() == (names if takes_signs else set())
+    for key, most in golden.moves.items():
+        before = model.get_parameter(key.split("/")[2]).detach().numpy()
+        assert most == np.abs(golden.expected[key] - before).max() > 0.0
 
 
 @pytest.mark.parametrize(("large", "steps"), [(10, 2), (1000, 3)])
