@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -39,6 +39,9 @@ def check(apply, item=None, **problem):
     return apply(item or Convolutions(), lambda *t: with_gradients(*t, **geometry), *operands(**problem))
 
 
+(OF_DEPTHWISE,) = [f for f in FORMS if (f.name, f.kind) == ("depthwise", "input")]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     form=st.sampled_from(FORMS),
@@ -49,6 +52,7 @@ def check(apply, item=None, **problem):
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     dilation=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
+@example(form=OF_DEPTHWISE, batch=1, sizes=(1, 1), kernel=(1, 2), stride=(1, 2), padding=(0, 1), dilation=(1, 1))
 def test_every_form_of_every_problem(form, batch, sizes, kernel, stride, padding, dilation):
     if form.name == "winograd":
         batch, sizes, kernel, stride, dilation = 64, (sizes[0] + 2, sizes[1] + 2), (3, 3), (1, 1), (1, 1)

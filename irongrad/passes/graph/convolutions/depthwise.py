@@ -91,12 +91,14 @@ def _input_gradient(
         """The gradient of the input `first`, and of all that are a multiple of the stride away."""
         parts = [_taps_of_phase(window, d, first[d]) for d in range(2)]
         counts = tuple(-(-window.sizes[d] // window.stride[d]) for d in range(2))
+        nothing = grad.new_zeros([*grad.shape[:2], *counts])
         if None in parts:
-            return grad.new_zeros([*grad.shape[:2], *counts])
+            return nothing
         (rows, above, down), (columns, before, across) = (part for part in parts if part is not None)
         own = weight[:, :, rows][:, :, :, columns].flip([2, 3])
         kernel = own.shape[2], own.shape[3]
-        return convolve(grad, own, Window(window.out, counts, kernel, (1, 1), (above, before), (down, across)))
+        of_phase = Window(window.out, counts, kernel, (1, 1), (above, before), (down, across))
+        return convolve(grad, own, of_phase) if of_phase.taps() else nothing
 
     high, wide = (range(step) for step in window.stride)
     if len(high) == len(wide) == 1:
