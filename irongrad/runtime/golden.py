@@ -189,9 +189,18 @@ def read_golden(path: Path) -> Golden:
         {k.removeprefix(kind): a for k, a in arrays.items() if k.startswith(kind)}
         for kind in ("input/", "later/", "expected/")
     )
-    found = Golden(about.steps, about.oracle, inputs, expected, about.allowed)
-    found = replace(found, resting=about.resting, later=later, first_hypers=about.first_hypers)
-    return replace(found, moves=about.moves, order=about.order)
+    return Golden(
+        about.steps,
+        about.oracle,
+        inputs,
+        expected,
+        about.allowed,
+        resting=about.resting,
+        later=later,
+        first_hypers=about.first_hypers,
+        moves=about.moves,
+        order=about.order,
+    )
 
 
 def read_goldens(directory: Path, manifest: Manifest) -> dict[str, Golden]:

@@ -23,14 +23,12 @@ def unforgiven(golden: Golden, key: str, difference: Array) -> Array:
 
     Args:
         golden: the expected values.
-        key: the key of the value.
+        key: the key of the value, one of `Golden.moves`.
         difference: absolute differences from the expected value, of its shape.
 
     Returns:
         The differences that are left, of the same shape. Elsewhere than at undecided elements, nothing is taken.
     """
-    if key not in golden.moves:
-        return difference
     most = _BOTH_WAYS * golden.moves[key]
     return np.where(_undecided(golden, key), np.maximum(difference - most, 0.0), difference)
 

@@ -257,8 +257,11 @@ def _largest(tensor: torch.Tensor) -> float:
     """The largest finite magnitude in a tensor; zero for a sparse one."""
     if tensor.is_sparse or not tensor.numel():
         return 0.0
-    magnitude = tensor.abs() if tensor.is_floating_point() or tensor.is_complex() else tensor.to(torch.float64).abs()
-    return float(torch.nan_to_num(magnitude.to(torch.float64), nan=0.0, posinf=0.0).max())
+    return float(torch.nan_to_num(_wide(tensor).abs(), nan=0.0, posinf=0.0).max())
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor, most: float) -> bool:
@@ -267,8 +270,7 @@ def _differ(a: torch.Tensor, b: torch.Tensor, most: float) -> bool:
         return True
     if a.is_sparse or not a.numel() or torch.equal(a, b):
         return False
-    exact = torch.complex128 if a.is_complex() else torch.float64
-    return not torch.allclose(a.to(exact), b.to(exact), rtol=0.0, atol=most, equal_nan=True)
+    return not torch.allclose(_wide(a), _wide(b), rtol=0.0, atol=most, equal_nan=True)
 
 
 def _drawn(program: Program, drawn: Collection[int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from math import gcd
 
@@ -60,28 +59,7 @@ def depthwise(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Te
 
 
 def depthwise_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """Compute the gradient of the input by `depthwise`."""
-    return _input_gradient(depthwise, grad, weight, window)
-
-
-def depthwise_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
-    """Compute the gradient of the weight: for each tap, a sum over all positions."""
-    last, parts = grad.permute(0, 2, 3, 1), met(x, window)
-    zero = grad.new_zeros(grad.shape[1])
-    rows = [
-        torch.stack([(last * parts[i, j]).sum([0, 1, 2]) if (i, j) in parts else zero for j in range(window.kernel[1])])
-        for i in range(window.kernel[0])
-    ]
-    return torch.stack(rows).permute(2, 0, 1).unsqueeze(1)
-
-
-def _input_gradient(
-    convolve: Callable[[torch.Tensor, torch.Tensor, Window], torch.Tensor],
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    window: Window,
-) -> torch.Tensor:
-    """Compute the gradient of the input by convolutions of the output's gradient with the flipped weight.
+    """Compute the gradient of the input by `depthwise` of the output's gradient with the flipped weight.
 
     Inputs that are a multiple of the stride apart are read by the same taps, so each such phase is a convolution of its
     own. Then the phases are interleaved. So no zeros are inserted between outputs and multiplied.
@@ -98,7 +76,7 @@ def _input_gradient(
         own = weight[:, :, rows][:, :, :, columns].flip([2, 3])
         kernel = own.shape[2], own.shape[3]
         of_phase = Window(window.out, counts, kernel, (1, 1), (above, before), (down, across))
-        return convolve(grad, own, of_phase) if of_phase.taps() else nothing
+        return depthwise(grad, own, of_phase) if of_phase.taps() else nothing
 
     high, wide = (range(step) for step in window.stride)
     if len(high) == len(wide) == 1:
@@ -106,6 +84,17 @@ def _input_gradient(
     both = stack_by_position([stack_by_position([phase((i, j)) for j in wide], 4) for i in high], 3)
     image = both.flatten(4, 5).flatten(2, 3)
     return image[:, :, : window.sizes[0], : window.sizes[1]]
+
+
+def depthwise_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
+    """Compute the gradient of the weight: for each tap, a sum over all positions."""
+    last, parts = grad.permute(0, 2, 3, 1), met(x, window)
+    zero = grad.new_zeros(grad.shape[1])
+    rows = [
+        torch.stack([(last * parts[i, j]).sum([0, 1, 2]) if (i, j) in parts else zero for j in range(window.kernel[1])])
+        for i in range(window.kernel[0])
+    ]
+    return torch.stack(rows).permute(2, 0, 1).unsqueeze(1)
 
 
 def _taps_of_phase(window: Window, dim: int, first: int) -> tuple[slice, int, int] | None:
