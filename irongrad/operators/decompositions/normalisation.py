@@ -71,21 +71,26 @@ def _unprojected(grad: torch.Tensor, normalised: torch.Tensor, dims: Sequence[in
 
 def _sum(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """Sum over `dims`; `x` itself for no dimensions, which ATen would take to mean all."""
-    return x.sum(dims) if dims else x
+    return x.sum(list(dims)) if dims else x
 
 
 @decomposes(aten.native_group_norm.default)
 def _group_norm(
     x: torch.Tensor, weight: Maybe, bias: Maybe, n: int, c: int, hxw: int, group: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Group normalisation (Wu and He, arXiv:1803.08494)."""
-    groups = x.reshape(n, group, c // group * hxw)
-    var, mean = aten.var_mean.correction(groups, [2], correction=0)
+    """Group normalisation (Wu and He, arXiv:1803.08494).
+
+    Sums are over the positions of each channel first, and then over the channels of a group. So no group is one
+    dimension, and channels-last images stay as they are.
+    """
+    mean = _of_groups(_over_positions(x), n, group) / (c // group * hxw)
+    centred = x - _of_channels(mean, x, c)
+    var = _of_groups(_over_positions(centred * centred), n, group) / (c // group * hxw)
     inverse = (var + eps).rsqrt()
-    out = ((groups - mean.unsqueeze(2)) * inverse.unsqueeze(2)).reshape(n, c, hxw)
-    out = out if weight is None else out * weight.reshape(c, 1)
-    out = out if bias is None else out + bias.reshape(c, 1)
-    return out.reshape(x.shape), mean, inverse
+    out = centred * _of_channels(inverse, x, c)
+    out = out if weight is None else out * _along_channels(weight, x)
+    out = out if bias is None else out + _along_channels(bias, x)
+    return out, mean, inverse
 
 
 @decomposes(aten.native_group_norm_backward.default)
@@ -101,20 +106,46 @@ def _group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """As `_layer_norm_backward` within each group; weight and bias are per channel."""
-    shape = (n, group, c // group * hxw)
-    normalised = (x.reshape(shape) - mean.reshape(n, group, 1)) * rstd.reshape(n, group, 1)
-    channels = grad.reshape(n, c, hxw)
+    """As `_layer_norm_backward` within each group; weight and bias are per channel.
+
+    The sums over the positions of a channel are the gradients of its weight and bias, for each image. Those over a
+    group, which the gradient of `x` needs, are sums of them.
+    """
+    normalised = (x - _of_channels(mean, x, c)) * _of_channels(rstd, x, c)
+    along, total = _over_positions(grad * normalised), _over_positions(grad)  # [N, C]
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        scaled = channels if weight is None else channels * weight.reshape(c, 1)
-        moved = _unprojected(scaled.reshape(shape), normalised, [2]) * rstd.reshape(n, group, 1)
-        grad_x = moved.reshape(x.shape)
+        scaled = grad if weight is None else grad * _along_channels(weight, x)
+        sums = (s if weight is None else s * weight for s in (along, total))
+        of_along, of_total = (_of_channels(_of_groups(s, n, group) / (c // group * hxw), x, c) for s in sums)
+        grad_x = (scaled - of_total - normalised * of_along) * _of_channels(rstd, x, c)
     if output_mask[1] and weight is not None:
-        grad_weight = (channels * normalised.reshape(n, c, hxw)).sum([0, 2])
+        grad_weight = along.sum(0)
     if output_mask[2]:
-        grad_bias = channels.sum([0, 2])
+        grad_bias = total.sum(0)
     return grad_x, grad_weight, grad_bias
+
+
+def _over_positions(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the positions of each channel, [N, C]."""
+    return _sum(x, range(2, x.ndim))
+
+
+def _of_groups(x: torch.Tensor, n: int, group: int) -> torch.Tensor:
+    """The sum of [N, C] over the channels of each group, [N, groups]."""
+    return x.reshape(n, group, x.shape[1] // group).sum(2)
+
+
+def _of_channels(x: torch.Tensor, image: torch.Tensor, c: int) -> torch.Tensor:
+    """A number of each group, [N, groups], for each channel of it: [N, C, 1, ...]."""
+    n, group = x.shape
+    of_channels = x.unsqueeze(2).expand(n, group, c // group).reshape(n, c)
+    return of_channels.reshape(n, c, *[1] * (image.ndim - 2))
+
+
+def _along_channels(x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    """A number of each channel, [C], as [C, 1, ...]."""
+    return x.reshape(-1, *[1] * (image.ndim - 2))
 
 
 @decomposes(aten._weight_norm_interface_backward.default)
