@@ -72,7 +72,7 @@ def _convolution(
         sizes = _transposed_sizes(x, weight, geometry, each(output_padding, weight.ndim - 2))
         if _is_kept(x, sizes, weight, geometry):
             like = x.new_zeros([x.shape[0], weight.shape[1] * groups, *sizes])
-            (out, _) = _kept_backward(x, like, weight, geometry, [True, False])
+            out, _ = _kept_backward(x, like, weight, geometry, [True, False])
         else:
             out = input_gradient(x, sizes, weight, geometry)
         return out if bias is None else out + bias.reshape(-1, *[1] * len(sizes))
@@ -127,6 +127,38 @@ def _planes(x: torch.Tensor, depth: int, kernel: int, geometry: Geometry) -> tor
     return read.movedim(3, 1).flatten(0, 1).flatten(1, 2)
 
 
+def _backward_in_three_dimensions(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, mask: Sequence[bool]
+) -> list[Any]:
+    """The gradients of the input and of the weight: those of the convolution of planes, whose form is chosen later."""
+    depth, kernel = grad.shape[2], weight.shape[2]
+    planes, plane_weight = _planes(x, depth, kernel, geometry), weight.flatten(1, 2)
+    stride, padding, dilation, groups = _plane_geometry(geometry)
+    of_planes = grad.transpose(1, 2).flatten(0, 1)
+    shared = (None, stride, padding, dilation, False, [0, 0], groups, [*mask[:2], False])
+    grad_planes, grad_weight, _ = aten.convolution_backward.default(of_planes, planes, plane_weight, *shared)
+    return [
+        _added_planes(grad_planes, x, depth, kernel, geometry) if mask[0] else None,
+        grad_weight.reshape(weight.shape) if mask[1] else None,
+    ]
+
+
+def _added_planes(grad: torch.Tensor, x: torch.Tensor, depth: int, kernel: int, geometry: Geometry) -> torch.Tensor:
+    """The gradient of `x` [N, C, D, H, W], of whose `_planes` the gradient is `grad`."""
+    step, pad, dil = geometry.stride[0], geometry.padding[0], geometry.dilation[0]
+    read = (
+        grad.unflatten(1, (x.shape[1], kernel)).unflatten(0, (x.shape[0], depth)).movedim(1, 3)
+    )  # [N, C, k, depth, ...]
+    total = None
+    for k in range(kernel):
+        part = _insert_zeros(read.select(2, k), [step, 1, 1])
+        before = k * dil - pad
+        placed = zero_padded(part, [0, 0, 0, 0, before, x.shape[2] - before - part.shape[2]])
+        total = placed if total is None else total + placed
+    assert total is not None
+    return total
+
+
 def _plane_geometry(geometry: Geometry) -> Geometry:
     return Geometry(geometry.stride[1:], geometry.padding[1:], geometry.dilation[1:], geometry.groups)
 
@@ -167,7 +199,7 @@ def _convolution_backward(
     geometry = Geometry.of(weight, stride, padding, dilation, groups)
     out, image = (x, grad) if transposed else (grad, x)
     kept = _is_kept(out, image.shape[2:], weight, geometry)
-    if kept and not transposed and not output_mask[2]:
+    if kept and not transposed and not output_mask[2] and weight.ndim < 5:
         return NotImplemented  # type: ignore[no-any-return]
     grad_x = grad_weight = grad_bias = None
     if output_mask[2]:
@@ -189,13 +221,13 @@ def _convolution_backward(
 def _is_kept(out: torch.Tensor, sizes: Sequence[int], weight: torch.Tensor, geometry: Geometry) -> bool:
     """Whether the backward stays one operator, so that `irongrad.passes.graph.convolutions` chooses its form.
 
-    `out` has the shape of the convolution's output, and `sizes` are the spatial sizes of its input. A transposed
-    convolution swaps the two. It may also have positions that no element of `out` contributes to: then the sizes do not
-    match, and the backward is decomposed.
+    In three dimensions that is the backward of its planes. `out` has the shape of the convolution's output, and `sizes`
+    are the spatial sizes of its input. A transposed convolution swaps the two. It may also have positions that no
+    element of `out` contributes to: then the sizes do not match, and the backward is decomposed.
     """
     if not all(map(is_known, out.shape)):
         return False
-    if weight.ndim not in (3, 4) or not out.numel() or not weight.numel() or not all(sizes) or out.dtype not in KEPT:
+    if weight.ndim not in (3, 4, 5) or not out.numel() or not weight.numel() or not all(sizes) or out.dtype not in KEPT:
         return False
     return _sizes(sizes, weight, geometry) == list(out.shape[2:])
 
@@ -206,6 +238,8 @@ def _kept_backward(
     """The gradients of the input and of the weight as one operator; `mask` tells which are needed."""
     if not any(mask[:2]):
         return [None, None]
+    if weight.ndim == 5:
+        return _backward_in_three_dimensions(grad, x, weight, geometry, mask)
     stride, padding, dilation, groups = geometry
     shared = (None, stride, padding, dilation, False, [0] * len(stride), groups, [*mask[:2], False])
     return list(aten.convolution_backward.default(grad, x, weight, *shared)[:2])
