@@ -6,18 +6,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import irongrad as ig
 
 
-def compiled(step: ig.TrainStep, directory: Path, disabled: Sequence[str] = ()) -> Callable[[], object]:
-    """A function that takes one step, compiled into `directory` without the `disabled` passes."""
+def compiled(step: ig.TrainStep, directory: Path, disabled: Sequence[str] = (), **choices: Any) -> Callable[[], object]:
+    """A function that takes one step, compiled into `directory` without the `disabled` passes; `choices` are others."""
     import irongrad as ig
     import irongrad.runtime
 
-    ig.compile(step, directory, entry_points=("train_step",), disable_passes=disabled, cache=False)
+    ig.compile(step, directory, entry_points=("train_step",), disable_passes=disabled, cache=False, **choices)
     session = irongrad.runtime.load(directory)
     inputs = {n: v.numpy() for n, v in step.inputs.items()}
     return lambda: session.train_step(**inputs)

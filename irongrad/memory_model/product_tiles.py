@@ -83,6 +83,12 @@ _LONG, _CHAIN = 2048, 256
 # The most columns of all tiles, for each column of the result.
 _WASTED = 1.125
 
+# The fewest summands of windows in a loop, if more have one stride: a number without divisors has no equal parts.
+_STRETCH = 16
+
+# The fewest rows of a product of windows: those of a tile of any CPU. Of results in one vector, a tile has more rows.
+_ROWS, _ROWS_OF_VECTOR = 6, 12
+
 # The fewest summands of a product that is not bound by writing its result. IREE fuses products below it with readers.
 _FEWEST = 4
 
@@ -103,6 +109,50 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
     fit = [t for t in tiles if rows >= t.rows and summands % t.summands == 0 and summands >= t.fewest]
     whole = [t for t in fit if columns % t.columns == 0] or [t for t in fit if _nearly_covers(t, columns)]
     return min(whole, key=lambda t: -(-rows // t.rows) * -(-columns // t.columns) * t.instructions, default=None)
+
+
+def window_tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile:
+    """The best register tile for a product of the windows of an image, whose right operand may be padded with zeros.
+
+    Args:
+        sizes: as for `tile_for`, of a product that `has_windows`.
+        tiles: the tiles of float32 to choose from.
+    """
+    rows, columns = sizes["r"], sizes["c"]
+    every = [*tiles, *(Tile(_ROWS_OF_VECTOR, 1, width) for width in {t.width for t in tiles})]
+    fit = [t for t in every if t.rows <= rows]
+    return min(fit, key=lambda t: -(-rows // t.rows) * -(-columns // t.columns) * t.instructions)
+
+
+def has_windows(sizes: Mapping[str, int], stretch: int) -> bool:
+    """Whether there is a kernel of ours for a product of the windows of an image, on a CPU with register tiles.
+
+    Args:
+        sizes: as for `tile_for`.
+        stretch: along how many summands the image has one stride.
+    """
+    enough = sizes["r"] >= _ROWS and sizes["c"] > 1 and sizes["k"] >= _FEWEST and math.prod(sizes.values()) >= _LEAST
+    return enough and longest_stretch(stretch, longest_block(sizes["k"])) >= min(stretch, _STRETCH)
+
+
+def stretch_of(channels: int, taps: int, dilation: int, groups: int) -> int:
+    """Along how many summands a channels-last image has one stride, in a convolution.
+
+    Args:
+        channels: the number of channels of a group.
+        taps: the columns of the kernel.
+        dilation: their distance.
+        groups: the number of groups.
+    """
+    return channels * taps if dilation == groups == 1 else channels
+
+
+def slides(kernel: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether there are windows: along some dimension a kernel of several taps has several positions.
+
+    Otherwise IREE drops a loop, and a convolution is a plain product.
+    """
+    return any(taps > 1 < positions for taps, positions in zip(kernel, out, strict=True))
 
 
 def _nearly_covers(tile: Tile, columns: int) -> bool:
@@ -129,3 +179,8 @@ def is_near(sizes: Mapping[str, int], letters: str) -> bool:
 def longest_block(summands: int) -> int:
     """The most summands that a kernel of float32 adds in one chain, and reads before all others."""
     return _CHAIN if summands > _LONG else summands
+
+
+def longest_stretch(width: int, most: int) -> int:
+    """The length of equal parts of `width` summands, at most `most`, of which a loop of a kernel adds one."""
+    return max(n for n in range(1, min(width, most) + 1) if width % n == 0)

@@ -7,7 +7,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.mlir.linalg import GENERIC
+from irongrad.mlir.linalg import GENERIC, inputs_of
 
 # A tensor, and the letters of its dimensions.
 Lettered = tuple[Any, str]
@@ -123,6 +123,23 @@ def joined(value: Any, dimension: int) -> Any:
     shape[dimension : dimension + 2] = [shape[dimension] * shape[dimension + 1]]
     kind = ir.RankedTensorType.get(shape, value.type.element_type)
     return ir.Operation.create("tensor.collapse_shape", [kind], [value], {"reassociation": groups}).result
+
+
+def read_instead(old: Any, new: Lettered, letters: str) -> None:
+    """Have the readers of `old`, whose dimensions have `letters`, read `new`, whose dimensions have another order."""
+    value, of_value = new
+    order = [letters.index(x) for x in of_value]
+    for use in list(old.uses):
+        reader, place = use.owner.operation, use.operand_number
+        if reader.name == GENERIC and place < len(inputs_of(reader)):
+            maps = list(reader.attributes["indexing_maps"])
+            read = maps[place].value
+            turned = ir.AffineMap.get(read.n_dims, 0, [read.results[d] for d in order])
+            maps[place] = ir.AffineMapAttr.get(turned)
+            reader.operands[place] = value
+            reader.attributes["indexing_maps"] = ir.ArrayAttr.get(maps)
+    if list(old.uses):
+        old.replace_all_uses_with(value if of_value == letters else copied(new, letters))
 
 
 def _groups(rank: int, dimension: int) -> ir.ArrayAttr:

@@ -39,7 +39,7 @@ def passes_at(level: int, route: str = "linalg") -> tuple[Pass, ...]:
     passes = parse_passes(LEVELS[level])
     if route != "stablehlo":
         return passes
-    return tuple(replace(p, direct=False) if isinstance(p, Convolutions) else p for p in passes)
+    return tuple(replace(p, direct=False, windowed=False) if isinstance(p, Convolutions) else p for p in passes)
 
 
 def chosen_passes(

@@ -51,11 +51,11 @@ class Ability(StrEnum):
 
     Attributes:
         HALVES: a product of bfloat16 takes less than half the time of one of float32.
-        DEPTHWISE: there are kernels of ours for depthwise convolutions.
+        CONVOLUTIONS: there are kernels of ours for convolutions.
     """
 
     HALVES = "halves"
-    DEPTHWISE = "depthwise"
+    CONVOLUTIONS = "convolutions"
 
 
 @dataclass(frozen=True)

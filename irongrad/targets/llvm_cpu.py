@@ -97,7 +97,7 @@ def _abilities(triple: str, cpu: str, features: str) -> frozenset[Ability]:
         added += cpu_features() or ()
     found = {
         Ability.HALVES: cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", added),
-        Ability.DEPTHWISE: cpu in _WITH_FMA or not {"fma", "avx512f"}.isdisjoint(added),
+        Ability.CONVOLUTIONS: cpu in _WITH_FMA or not {"fma", "avx512f"}.isdisjoint(added),
     }
     return frozenset(ability for ability, is_there in found.items() if is_there)
 

@@ -36,7 +36,7 @@ class Watch:
         self.budget.expected += count
 
     def __call__(self, what, candidates, operands):
-        order = ["winograd", "by-row", "gathered", "scattered", "direct"]
+        order = ["winograd", "by-row", "gathered", "scattered", "windowed", "direct"]
         faster = tuple(name for name in order if name in candidates)
         return Measured({name: 1e-3 * (1 + order.index(name)) for name in candidates}, faster)
 

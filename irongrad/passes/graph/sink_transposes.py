@@ -13,12 +13,17 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from irongrad.graph.nodes import call, replace, value_of
+from irongrad.memory_model.product_tiles import has_windows, slides, stretch_of
 from irongrad.passes.base import Context, PassResult
+from irongrad.targets import Ability
 
 aten = torch.ops.aten
 
 Order: TypeAlias = tuple[int, ...]  # dimension d of a transposed tensor is dimension order[d] of its source
 _CHANNELS_LAST: Order = (0, 3, 1, 2)  # of a source that is channels-last
+
+# In the `meta` of a convolution that this pass has seen to be written channels-last.
+_WRITTEN_LAST = "written_channels_last"
 
 Rule: TypeAlias = Callable[[Node], "tuple[Node, Order] | None"]
 
@@ -47,6 +52,8 @@ class Layout:
         """Run the pass on one graph."""
         sunk = 0
         for node in list(graph.graph.nodes):
+            if node.target is aten.convolution.default and not _has_kernel(node, context):
+                continue
             sunk += node.op == "call_function" and _sink(node)
         return PassResult(sunk > 0, {"sunk": sunk})
 
@@ -67,6 +74,20 @@ def _sink(node: Node) -> bool:
     return True
 
 
+def _has_kernel(node: Node, context: Context) -> bool:
+    """Whether a convolution has a kernel of ours, which writes the result channels-last."""
+    groups = node.args[-1]
+    outer, inner, *kernel = value_of(node.args[1]).shape
+    images, _, *out = value_of(node).shape
+    if Ability.CONVOLUTIONS not in context.abilities or len(kernel) != 2:
+        return False
+    if 1 < groups == outer:
+        return True
+    sizes = {"b": groups, "r": images * math.prod(out), "c": outer // groups, "k": inner * math.prod(kernel)}
+    stretch = stretch_of(inner, kernel[-1], node.args[5][-1], groups)
+    return slides(kernel, out) and has_windows(sizes, stretch)
+
+
 def _transposed(value: Any) -> tuple[Node, Order] | None:
     """The source and the order of a transpose."""
     if not isinstance(value, Node) or value.target is not aten.permute.default:
@@ -74,7 +95,10 @@ def _transposed(value: Any) -> tuple[Node, Order] | None:
     source = value.all_input_nodes[0]
     order = value.args[1]
     assert isinstance(order, (list, tuple))
-    return source, tuple(int(d) % len(order) for d in order)
+    of_source = tuple(int(d) % len(order) for d in order)
+    if _WRITTEN_LAST in source.meta and of_source == _inverse(_CHANNELS_LAST):
+        return None  # nothing moves: a kernel writes the result in this order
+    return source, of_source
 
 
 def _inverse(order: Order) -> Order:
@@ -262,17 +286,20 @@ def _sequence(value: Any) -> Sequence[Any]:
     return value
 
 
-def _depthwise(node: Node) -> tuple[Node, Order] | None:
-    """A depthwise convolution of a channels-last image: its kernels write the result channels-last."""
+def _convolution(node: Node) -> tuple[Node, Order] | None:
+    """A convolution with a kernel of ours, which writes the result channels-last."""
     transposed = _transposed(node.args[0])
-    if transposed is None or transposed[1] != _CHANNELS_LAST or node.args[-1] != value_of(node).shape[1]:
+    if transposed is not None and transposed[1] != _CHANNELS_LAST:
+        return None
+    if _WRITTEN_LAST in node.meta:
         return None
     new = call(node.graph, _target(node), *node.args, like=node)
+    new.meta[_WRITTEN_LAST] = True
     return call(node.graph, aten.permute.default, new, list(_inverse(_CHANNELS_LAST)), like=node), _CHANNELS_LAST
 
 
 _RULES: dict[Any, Rule] = {
-    aten.convolution.default: _depthwise,
+    aten.convolution.default: _convolution,
     aten.permute.default: _permute,
     aten.sum.dim_IntList: _reduction,
     aten.mean.dim: _reduction,

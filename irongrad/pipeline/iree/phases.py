@@ -15,6 +15,7 @@ from irongrad.analysis.timeline import noted
 from irongrad.mlir.walk import bytecode_of, parsed
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.allocate_apart import AllocateApart
+from irongrad.passes.module.channels_last import ChannelsLast
 from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
 from irongrad.passes.module.correct_alignments import CorrectAlignments
@@ -38,6 +39,7 @@ from irongrad.passes.module.load_where_read import LoadWhereRead
 from irongrad.passes.module.loops_in_place import LoopsInPlace
 from irongrad.passes.module.map_base import MapBase
 from irongrad.passes.module.matmul_kernels import MatmulKernels
+from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernels
 from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.passes.module.narrow_integers import NarrowIntegers
 from irongrad.passes.module.pack_before_loops import PackBeforeLoops
@@ -72,13 +74,14 @@ class Phase:
 
 
 ASSEMBLED = Phase("assembled", "assembly, once for all targets", (DropIndexChecks, HoistLookups))
-INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowIntegers, CheckDevice))
+INPUT = Phase("input", "nothing, once per target", (ScalarsOnHost, NarrowIntegers, ChannelsLast, CheckDevice))
 GLOBAL_OPTIMIZATION = Phase(
     "global-optimization",
     "iree-compile; the last phase of linalg on tensors",
     (
         LoopKernels,
         DepthwiseKernels,
+        ConvolutionKernels,
         MatmulKernels,
         DrawAtOnce,
         FuseElementwise,

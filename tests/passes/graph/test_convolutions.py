@@ -10,6 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from irongrad.memory_model import product_tiles
 from irongrad.passes import DEFAULT_LEVEL, passes_at, run_passes
 from irongrad.passes.base import Context
 from irongrad.passes.graph.convolutions import Convolutions
@@ -56,7 +57,9 @@ def check(apply, item=None, **problem):
 def test_every_form_of_every_problem(form, batch, sizes, kernel, stride, padding, dilation):
     if form.name == "winograd":
         batch, sizes, kernel, stride, dilation = 64, (sizes[0] + 2, sizes[1] + 2), (3, 3), (1, 1), (1, 1)
-    groups, channels = (4, (4, 4)) if form.name in ("depthwise", "filtered") else (1, (3, 4))
+    groups, channels = (4, (4, 4)) if form.name == "depthwise" else (1, (3, 4))
+    if form.name == "filtered":
+        groups, channels = 4, (4, 4 * batch)
     if form.name.endswith("by-group"):
         groups, channels = 2, (6, 4)
     dims = zip(sizes, kernel, stride, padding, dilation, strict=True)
@@ -64,7 +67,9 @@ def test_every_form_of_every_problem(form, batch, sizes, kernel, stride, padding
     assume(min(out) >= 1)
     window = Window(sizes, out, kernel, stride, padding, dilation)
     problem = Problem(form.kind, batch, channels, groups, window)
-    assume(window.taps() and form in forms_of(problem))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product_tiles, "_LEAST", 1)  # there are kernels for convolutions of any size
+        assume(window.taps() and form in forms_of(problem))
     x = torch.randn(batch, channels[0], *sizes, dtype=torch.float64)
     weight = torch.randn(channels[1], channels[0] // groups, *kernel, dtype=torch.float64)
     grad = torch.randn(batch, channels[1], *out, dtype=torch.float64)
@@ -164,10 +169,17 @@ def test_strides_gather_before_a_product_and_scatter_after_it(apply):
 @pytest.mark.parametrize("geometry", [{"padding": 1}, {"padding": 1, "stride": 2}, {"padding": 2, "dilation": 2}])
 def test_depthwise_convolutions_stay_convolutions_where_there_are_kernels_for_them(apply, geometry):
     given = operands(channels=(16, 16), groups=16, **geometry)
-    fast = frozenset({Ability.DEPTHWISE})
+    fast = frozenset({Ability.CONVOLUTIONS})
     done = apply(Convolutions(), lambda *t: with_gradients(*t, groups=16, **geometry), *given, abilities=fast)
     assert done.stats == {"filtered": 3}
     assert done.operators["aten.convolution.default"] == 3
+
+
+def test_several_outputs_of_each_channel_are_depthwise_where_there_are_kernels(apply):
+    given = operands(batch=2, channels=(16, 48), groups=16, padding=1, stride=2)
+    fast = frozenset({Ability.CONVOLUTIONS})
+    done = apply(Convolutions(), lambda *t: with_gradients(*t, groups=16, padding=1, stride=2), *given, abilities=fast)
+    assert done.stats == {"filtered": 3}
 
 
 def test_depthwise_convolutions_are_elementwise(apply):
@@ -319,8 +331,8 @@ def test_no_convolution_stays_on_the_route_over_stablehlo(apply):
     done = check(apply, Convolutions(direct=False), batch=2, channels=(2, 3), padding=1)
     assert not done.operators["aten.convolution.default"]
     (chosen,) = (p for p in passes_at(DEFAULT_LEVEL, "stablehlo") if isinstance(p, Convolutions))
-    assert not chosen.direct
-    assert replace(chosen, direct=True) in passes_at(DEFAULT_LEVEL)
+    assert [chosen.direct, chosen.windowed] == [False, False]
+    assert replace(chosen, direct=True, windowed=True) in passes_at(DEFAULT_LEVEL)
     assert Convolutions(least_gain=3.5) in passes_at(DEFAULT_LEVEL)
     assert Convolutions() in passes_at(3)
 

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from irongrad.graph.nodes import value_of
 from irongrad.passes.graph.sink_transposes import Layout, _runs
+from irongrad.targets import Ability
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -111,3 +113,23 @@ def test_any_order_keeps_the_numbers(apply, order, then, dim):
 )
 def test_runs_of_a_view(before, after, runs):
     assert _runs(before, after) == runs
+
+
+@pytest.mark.parametrize(
+    ("abilities", "images", "kernel", "is_last"),
+    [
+        ({Ability.CONVOLUTIONS}, (2, 16, 20, 20), (32, 16, 3, 3), True),
+        ({Ability.CONVOLUTIONS}, (2, 16, 20, 20), (1, 16, 3, 3), False),
+        ({Ability.CONVOLUTIONS}, (2, 16, 400), (32, 16, 3), False),
+        (set(), (2, 16, 20, 20), (32, 16, 3, 3), False),
+    ],
+    ids=["a kernel of ours", "one output", "one dimension", "no kernels"],
+)
+def test_a_convolution_with_a_kernel_of_ours_gives_a_channels_last_result(apply, abilities, images, kernel, is_last):
+    def fn(x, weight):
+        convolution = F.conv2d if x.ndim == 4 else F.conv1d
+        return convolution(x, weight).relu()
+
+    done = apply(Layout(), fn, image(*images), image(*kernel), abilities=frozenset(abilities))
+    (relu,) = done.after.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    assert (value_of(relu).shape[-1] == kernel[0]) == is_last

@@ -3,70 +3,25 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import irongrad as ig
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.depthwise_kernels import DepthwiseKernels, filters
 from irongrad.runtime.cpu import cpu_features
 from irongrad.targets import parse_target
+from tests.fixtures.convolutions import Geometry
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64")
 
 TARGETS = ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"]
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """A depthwise convolution of one or two dimensions.
-
-    Attributes:
-        batch: the number of images.
-        channels: the number of channels.
-        sizes: the size of an image.
-        kernel: the size of the kernel.
-        stride: the stride.
-        padding: the padding.
-        dilation: the dilation.
-    """
-
-    batch: int
-    channels: int
-    sizes: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    @property
-    def out(self) -> list[int]:
-        """The size of the result."""
-        every = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return [(size + 2 * pad - (taps - 1) * apart - 1) // step + 1 for size, taps, step, pad, apart in every]
-
-    def with_gradients(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor) -> Any:
-        """The convolution of a function of `x`, and its three gradients."""
-        x = torch.tanh(x)
-        moves = (self.stride, self.padding, self.dilation, False, [0] * len(self.sizes), self.channels)
-        result = torch.ops.aten.convolution(x, weight, bias, *moves)
-        every = [True, True, True]
-        return torch.relu(result), *torch.ops.aten.convolution_backward(grad, x, weight, [self.channels], *moves, every)
-
-    def check(self, target: str, calls: int = 1) -> None:
-        """Compile it, which compares it with float64, and compare the results of several calls."""
-        torch.manual_seed(0)
-        shapes = (self.batch, self.channels, *self.sizes), (self.channels, 1, *self.kernel), (self.channels,)
-        operands = [torch.randn(shape) for shape in (*shapes, (self.batch, self.channels, *self.out))]
-        function = ig.compile_function(self.with_gradients, operands, target=target, cache=False)
-        results = [function(*(t.numpy() for t in operands)) for _ in range(calls)]
-        assert all(np.array_equal(x, y) for one in results for x, y in zip(one, results[0], strict=True))
+def depthwise(batch: int, channels: int, *moves: tuple[int, ...], **named: tuple[int, ...]) -> Geometry:
+    """A convolution in which each channel is a group."""
+    return Geometry(batch, (channels, channels), channels, *moves, **named)
 
 
 @pytest.fixture
@@ -84,16 +39,16 @@ def counted(monkeypatch):
 
 
 GEOMETRIES = {
-    "3x3": Geometry(2, 32, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "7x7 of images that are smaller": Geometry(3, 16, (5, 4), (7, 7), (1, 1), (3, 3), (1, 1)),
-    "with a stride": Geometry(2, 24, (12, 13), (3, 3), (2, 2), (1, 1), (1, 1)),
-    "dilated": Geometry(2, 17, (12, 20), (3, 5), (1, 1), (2, 4), (2, 2)),
-    "one row": Geometry(2, 40, (6, 20), (1, 9), (1, 2), (0, 4), (1, 1)),
-    "one column": Geometry(2, 8, (20, 6), (5, 1), (2, 1), (2, 0), (1, 1)),
-    "many images": Geometry(100, 40, (6, 6), (7, 7), (1, 1), (3, 3), (1, 1)),
-    "one image": Geometry(1, 32, (16, 16), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "one dimension": Geometry(4, 12, (40,), (4,), (1,), (3,), (1,)),
-    "without padding": Geometry(2, 5, (10, 10), (3, 3), (1, 1), (0, 0), (1, 1)),
+    "3x3": depthwise(2, 32, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "7x7 of images that are smaller": depthwise(3, 16, (5, 4), (7, 7), (1, 1), (3, 3), (1, 1)),
+    "with a stride": depthwise(2, 24, (12, 13), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "dilated": depthwise(2, 17, (12, 20), (3, 5), (1, 1), (2, 4), (2, 2)),
+    "one row": depthwise(2, 40, (6, 20), (1, 9), (1, 2), (0, 4), (1, 1)),
+    "one column": depthwise(2, 8, (20, 6), (5, 1), (2, 1), (2, 0), (1, 1)),
+    "many images": depthwise(100, 40, (6, 6), (7, 7), (1, 1), (3, 3), (1, 1)),
+    "one image": depthwise(1, 32, (16, 16), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "one dimension": depthwise(4, 12, (40,), (4,), (1,), (3,), (1,)),
+    "without padding": depthwise(2, 5, (10, 10), (3, 3), (1, 1), (0, 0), (1, 1)),
 }
 
 
@@ -145,7 +100,7 @@ pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
     target=st.sampled_from(TARGETS),
 )
 def test_kernels_compute_convolutions_of_any_geometry(target, **geometry):
-    convolution = Geometry(**geometry)
+    convolution = depthwise(**geometry)
     assume(min(convolution.out) >= 1)
     convolution.check(target)
 
@@ -162,4 +117,4 @@ def test_kernels_compute_convolutions_of_any_geometry(target, **geometry):
     ],
 )
 def test_a_target_tells_whether_there_are_kernels_for_it(target, has_kernels):
-    assert ("depthwise" in parse_target(target).abilities) == has_kernels
+    assert ("convolutions" in parse_target(target).abilities) == has_kernels

@@ -24,6 +24,7 @@ from irongrad.passes.graph.convolutions.choice import (
 from irongrad.passes.graph.convolutions.forms import Form, forms_of
 from irongrad.passes.graph.convolutions.problem import Problem
 from irongrad.passes.graph.convolutions.recognise import Task, tasks_of
+from irongrad.passes.graph.convolutions.windowed import is_windowed
 from irongrad.passes.inline import inline
 from irongrad.targets import Ability
 
@@ -45,8 +46,10 @@ class Convolutions(Lowering):
     * `gathered` and `by-row` are matrix products. The inputs that the kernel taps read are gathered before the product.
     * `scattered` is a matrix product whose elements are added to the result at each tap's inputs.
     * `depthwise` is elementwise code.
-    * `filtered` is the convolution as it is, for which `passes/module/depthwise_kernels` has kernels. Its gradients
-      are written as such convolutions, too.
+    * `windowed` is the convolution as it is, for which `passes/module/matmul_kernels` has kernels that read the windows
+      of the image in place. Its gradients are written as such convolutions, too.
+    * `filtered` is a depthwise convolution as it is, for which `passes/module/depthwise_kernels` has kernels. So are
+      its gradients.
     * `direct` is the convolution as IREE lowers it.
 
     The pass takes the cheapest form, by the cost table `convolutions/costs.py` or by measurement on the target
@@ -60,6 +63,7 @@ class Convolutions(Lowering):
     Attributes:
         winograd: whether the pass may choose the form `winograd`.
         direct: whether the pass may choose the form `direct` if another form computes the same result.
+        windowed: whether the pass may choose the form `windowed`, for targets with kernels of ours.
         least_gain: the milliseconds of one core that `winograd` must save on a weight gradient, by the cost table, to
             be chosen. Weight gradients gain least, and compiling their kernels takes a third of a second for each
             different convolution (docs/convolutions.md). Measured forms ignore it.
@@ -69,14 +73,15 @@ class Convolutions(Lowering):
 
     winograd: bool = True
     direct: bool = True
+    windowed: bool = True
     least_gain: float = 0.0
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        halves = Ability.HALVES in context.abilities
-        allowed = {"winograd": self.winograd, "direct": self.direct, "filtered": Ability.DEPTHWISE in context.abilities}
+        halves, own = (ability in context.abilities for ability in (Ability.HALVES, Ability.CONVOLUTIONS))
+        allowed = {"winograd": self.winograd, "direct": self.direct, "filtered": own, "windowed": own and self.windowed}
         tasks = [task for node in graph.graph.nodes for task in tasks_of(node, halves=halves)]
         problems = [task.problem for task in tasks]
         of_problems = {task.problem: task for task in tasks}
@@ -114,6 +119,8 @@ class Convolutions(Lowering):
 def _costs(problem: Problem, allowed: Mapping[str, bool]) -> Costs:
     """The cost of each allowed form, by the cost table."""
     every = forms_of(problem)
+    if allowed.get("windowed") and is_windowed(problem):
+        allowed = {**allowed, "direct": False}  # our kernels compute it, too
     return {f: f.cost(problem) for f in [f for f in every if allowed.get(f.name, True)] or every}
 
 

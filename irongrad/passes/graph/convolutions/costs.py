@@ -37,6 +37,9 @@ DIRECT_GROUPED_FLOP: dict[Kind, float] = {"forward": 0.5, "input": 0.5, "weight"
 DIRECT_DEPTHWISE_FLOP: dict[Kind, float] = {"forward": 0.26, "input": 0.26, "weight": 4.0}
 DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  # one multiplication and one addition
 FILTERED = 0.03  # one multiplication and one addition in a kernel of ours
+PADDED = 0.6  # one element of an image that is copied to where it is padded
+FLIPPED = 2.6  # one element of a weight that is turned, and copied to where a product reads it
+VECTOR = 16  # the numbers of a vector
 DISPATCH = 5_000.0  # one kernel launch
 _TILE = 16  # data tiling pads every dimension of a matrix product to a multiple of this
 
@@ -108,6 +111,28 @@ def scattered(problem: Problem) -> float:
     return _product((positions, outer, taps * inner), is_half=problem.is_half) + taps * moved + (phases + 3) * DISPATCH
 
 
+def windowed(problem: Problem) -> float:
+    """Return the cost of `windowed`: a product of each group, and the copies of the padded image and of the weight.
+
+    A kernel computes whole vectors of columns. If the columns of a weight gradient are no whole vectors, the kernel
+    reads a copy of the output's gradient, which is filled up with zeros. The gradient of the input is computed for each
+    phase of the stride.
+    """
+    window, (inner, outer) = problem.window, problem.channels
+    is_input = problem.kind == "input"
+    phases = math.prod(window.stride) if is_input else 1
+    taps, groups = math.prod(window.kernel), problem.groups
+    read, columns = (outer, inner // groups) if is_input else (inner, outer // groups)
+    whole = -(-columns // VECTOR) * VECTOR / columns
+    positions = problem.positions(window.sizes) / phases if is_input else problem.positions(window.out)
+    products = positions * taps * inner * outer / groups
+    image = problem.positions(window.out if is_input else window.sizes) * read
+    moved = image * PADDED + taps * inner * outer / groups * (FLIPPED if is_input else GATHERED)
+    if problem.kind == "weight" and whole > 1:
+        moved += positions * outer * whole * GATHERED
+    return 2 * products * whole * FLOP + moved + (phases + 3) * DISPATCH
+
+
 def depthwise(problem: Problem) -> float:
     """Return the cost of `depthwise`: one multiplication and one addition for each tap and position."""
     positions, taps, (inner, _) = _sides(problem)
@@ -115,9 +140,10 @@ def depthwise(problem: Problem) -> float:
 
 
 def filtered(problem: Problem) -> float:
-    """Return the cost of `filtered`: kernels of ours for depthwise convolutions."""
-    positions, taps, (inner, _) = _sides(problem)
-    return positions * (taps * FILTERED + 1) * inner + 2 * DISPATCH
+    """Return the cost of `filtered`: kernels of ours for depthwise convolutions, and the copy that repeats channels."""
+    positions, taps, (inner, outer) = _sides(problem)
+    repeated = problem.positions(problem.window.sizes) * outer * GATHERED if outer > inner else 0
+    return positions * (taps * FILTERED + 1) * outer + repeated + 2 * DISPATCH
 
 
 def _sides(problem: Problem) -> tuple[int, int, tuple[int, int]]:

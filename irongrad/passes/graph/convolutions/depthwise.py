@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from math import gcd
 
@@ -9,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from irongrad.operators.decompositions.convolution import zero_padded
-from irongrad.passes.graph.convolutions.problem import Window
+from irongrad.passes.graph.convolutions.problem import Problem, Window
 from irongrad.passes.graph.convolutions.products import Tap, met
 from irongrad.passes.stack_by_position import stack_by_position
 
@@ -17,21 +18,24 @@ aten = torch.ops.aten
 
 
 def filtered(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """Compute the convolution of `x` [N, C, H, W] with `weight` [C, 1, ...] as one operation.
+    """Compute the convolution of `x` [N, C, H, W] with `weight` [O, 1, ...] as one operation.
 
-    `passes/module/depthwise_kernels` has kernels for it, and for the one of `filtered_weight_gradient`.
+    `passes/module/depthwise_kernels` has kernels for it, and for the one of `filtered_weight_gradient`. If O is a
+    multiple of C, each channel is repeated.
     """
+    x = _repeated(x, weight.shape[0])
     geometry = [window.stride, [0, 0], window.dilation, False, [0, 0], x.shape[1]]
     result: torch.Tensor = aten.convolution.default(_padded(x, window), weight, None, *geometry)
     return result
 
 
-def filtered_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
+def filtered_input_gradient(grad: torch.Tensor, weight: torch.Tensor, problem: Problem) -> torch.Tensor:
     """Compute the gradient [N, C, H, W] of the input: a convolution of the output's gradient with the flipped weight.
 
     With a stride, zeros are inserted between outputs. They are multiplied, which takes less time than to interleave the
     convolutions of each phase.
     """
+    window, channels = problem.window, problem.channels[0]
     high, wide = window.stride
     if max(window.stride) > 1:
         spread = grad.permute(0, 2, 3, 1).unsqueeze(3).unsqueeze(2)  # [N, H, 1, W, 1, C]
@@ -41,11 +45,13 @@ def filtered_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Wi
     padding = tuple(reach - pad for reach, pad in zip(reaches, window.padding, strict=True))
     sizes = grad.shape[2], grad.shape[3]
     turned = Window(sizes, window.sizes, window.kernel, (1, 1), padding, window.dilation)
-    return filtered(grad, weight.flip([2, 3]), turned)
+    result = filtered(grad, weight.flip([2, 3]), turned)
+    return result.unflatten(1, (channels, -1)).sum(2) if channels < result.shape[1] else result
 
 
 def filtered_weight_gradient(grad: torch.Tensor, x: torch.Tensor, window: Window) -> torch.Tensor:
-    """Compute the gradient [C, 1, ...] of the weight as one convolution, in which the images are channels."""
+    """Compute the gradient [O, 1, ...] of the weight as one convolution, in which the images are channels."""
+    x = _repeated(x, grad.shape[1])
     images = _padded(x, window).transpose(0, 1).flatten(0, 1).unsqueeze(0)
     geometry = [window.dilation, [0, 0], window.stride, False, [0, 0], x.shape[1]]
     result: torch.Tensor = aten.convolution.default(images, grad.transpose(0, 1), None, *geometry)
@@ -59,24 +65,40 @@ def depthwise(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Te
 
 
 def depthwise_input_gradient(grad: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """Compute the gradient of the input by `depthwise` of the output's gradient with the flipped weight.
+    """Compute the gradient of the input by `depthwise` of the output's gradient with the flipped weight."""
+    return gradient_by_phase(grad, weight, window, depthwise)
+
+
+def gradient_by_phase(
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    window: Window,
+    convolution: Callable[[torch.Tensor, torch.Tensor, Window], torch.Tensor],
+) -> torch.Tensor:
+    """Compute the gradient of the input by convolutions of the output's gradient with the flipped weight.
 
     Inputs that are a multiple of the stride apart are read by the same taps, so each such phase is a convolution of its
     own. Then the phases are interleaved. So no zeros are inserted between outputs and multiplied.
+
+    Args:
+        grad: the gradient of the output, [N, O, *out].
+        weight: the weight, with the channels of the result first.
+        window: the geometry of the forward convolution.
+        convolution: computes a convolution.
     """
 
     def phase(first: tuple[int, int]) -> torch.Tensor:
         """The gradient of the input `first`, and of all that are a multiple of the stride away."""
         parts = [_taps_of_phase(window, d, first[d]) for d in range(2)]
         counts = tuple(-(-window.sizes[d] // window.stride[d]) for d in range(2))
-        nothing = grad.new_zeros([*grad.shape[:2], *counts])
+        nothing = grad.new_zeros([grad.shape[0], weight.shape[0], *counts])
         if None in parts:
             return nothing
         (rows, above, down), (columns, before, across) = (part for part in parts if part is not None)
         own = weight[:, :, rows][:, :, :, columns].flip([2, 3])
         kernel = own.shape[2], own.shape[3]
         of_phase = Window(window.out, counts, kernel, (1, 1), (above, before), (down, across))
-        return depthwise(grad, own, of_phase) if of_phase.taps() else nothing
+        return convolution(grad, own, of_phase) if of_phase.taps() else nothing
 
     high, wide = (range(step) for step in window.stride)
     if len(high) == len(wide) == 1:
@@ -110,6 +132,11 @@ def _taps_of_phase(window: Window, dim: int, first: int) -> tuple[slice, int, in
     moved = apart * dilation // step
     output = (first + pad - taps[0] * dilation) // step
     return slice(taps[0], None, apart), (len(taps) - 1) * moved - output, moved
+
+
+def _repeated(x: torch.Tensor, channels: int) -> torch.Tensor:
+    """The image with each channel repeated, so that it has so many."""
+    return x if x.shape[1] == channels else x.unsqueeze(2).expand(-1, -1, channels // x.shape[1], -1, -1).flatten(1, 2)
 
 
 def _padded(x: torch.Tensor, window: Window) -> torch.Tensor:

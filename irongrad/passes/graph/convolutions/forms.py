@@ -24,6 +24,12 @@ from irongrad.passes.graph.convolutions.products import (
     weight_gradient_by_row,
     weight_gradient_gathered,
 )
+from irongrad.passes.graph.convolutions.windowed import (
+    is_windowed,
+    windowed,
+    windowed_input_gradient,
+    windowed_weight_gradient,
+)
 from irongrad.passes.graph.convolutions.winograd import winograd, winograd_input_gradient, winograd_weight_gradient
 
 aten = torch.ops.aten
@@ -101,7 +107,7 @@ def _depthwise(problem: Problem) -> bool:
 
 
 def _filtered(problem: Problem) -> bool:
-    return problem.is_depthwise and problem.channels[0] >= _FEWEST_CHANNELS
+    return problem.groups == problem.channels[0] > 1 and problem.channels[1] >= _FEWEST_CHANNELS
 
 
 def _is_winograd(problem: Problem) -> bool:
@@ -143,16 +149,19 @@ _FEWEST_CHANNELS = 4  # of a kernel of ours for depthwise convolutions
 
 _FORMS: Sequence[Form] = (
     Form("direct", "forward", costs.direct, _direct, _any),
+    Form("windowed", "forward", costs.windowed, _windowed(windowed), is_windowed),
     Form("gathered", "forward", costs.gathered, _windowed(gathered_product), _dense, is_product=True),
     Form("winograd", "forward", costs.winograd, _windowed(winograd), _is_winograd),
     Form("depthwise", "forward", costs.depthwise, _windowed(depthwise), _depthwise),
     Form("filtered", "forward", costs.filtered, _windowed(filtered), _filtered),
     Form("direct", "input", costs.direct, _direct_input_gradient, _any),
+    Form("windowed", "input", costs.windowed, windowed_input_gradient, is_windowed),
     Form("scattered", "input", costs.scattered, _windowed(scattered_product), _dense, is_product=True),
     Form("winograd", "input", costs.winograd, _windowed(winograd_input_gradient), _is_winograd),
     Form("depthwise", "input", costs.depthwise, _windowed(depthwise_input_gradient), _depthwise),
-    Form("filtered", "input", costs.filtered, _windowed(filtered_input_gradient), _filtered),
+    Form("filtered", "input", costs.filtered, filtered_input_gradient, _filtered),
     Form("direct", "weight", costs.direct, _direct_weight_gradient, _any),
+    Form("windowed", "weight", costs.windowed, windowed_weight_gradient, is_windowed),
     Form("by-row", "weight", costs.by_row, _windowed(weight_gradient_by_row), _dense, is_product=True),
     Form("gathered", "weight", costs.gathered_apart, _windowed(weight_gradient_gathered), _dense, is_product=True),
     Form("winograd", "weight", costs.winograd, _windowed(winograd_weight_gradient), _is_winograd),

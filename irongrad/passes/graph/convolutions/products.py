@@ -37,6 +37,16 @@ def gathered_product(x: torch.Tensor, weight: torch.Tensor, window: Window) -> t
     return result.unflatten(0, (x.shape[0], *window.out)).permute(0, 3, 1, 2)
 
 
+def gathered_products(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """Compute the convolution of `x` [N, C, H, W] with `weight` [O, C / groups, ...] as a batch of products."""
+    groups = x.shape[1] // weight.shape[1]
+    parts = torch.stack(list(met(x, window).values()), 3).flatten(0, 2)  # [positions, taps, C]
+    left = parts.unflatten(2, (groups, -1)).permute(2, 0, 1, 3).flatten(2)
+    right = _tap_weights(weight, window).flatten(1).unflatten(0, (groups, -1)).transpose(1, 2)
+    result = _product(left, right).transpose(0, 1).flatten(1)
+    return result.unflatten(0, (x.shape[0], *window.out)).permute(0, 3, 1, 2)
+
+
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     """The inputs of several taps, [positions, taps * C].
 

@@ -16,8 +16,7 @@ from iree.compiler.dialects import flow
 from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.kernels import Kernels
-from irongrad.mlir.linalg import GENERIC, inputs_of
-from irongrad.mlir.transposes import Lettered, copied, summed
+from irongrad.mlir.transposes import Lettered, copied, read_instead, summed
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.depthwise_kernels.filter_code import FilterKernel, add_executable
 from irongrad.passes.module.depthwise_kernels.filters import Filter, filters_in
@@ -51,12 +50,15 @@ class DepthwiseKernels(ModulePass):
         if architecture != ARCHITECTURE or not vectors:
             return PassResult(False)
         kernels = Kernels(module, add_executable, _name)
-        found = [f for f in filters_in(module) if f.shape.channels >= _WIDTHS[-1]]
-        for one in found:
+        found = 0
+        for one in filters_in(module):
+            if one.shape.channels < _WIDTHS[-1]:
+                continue
+            found += 1
             width = next(w for w in _WIDTHS if w <= min(vectors, one.shape.channels))
             at_once = _AT_ONCE if vectors == _WIDTHS[0] else _AT_ONCE_OF_FEW
             _launch(one, FilterKernel(one.shape, width, at_once), kernels)
-        return PassResult(bool(found), {"filters": len(found), "kernels": kernels.count})
+        return PassResult(found > 0, {"filters": found, "kernels": kernels.count})
 
 
 def _name(kernel: FilterKernel, number: int) -> str:
@@ -77,7 +79,7 @@ def _launch(found: Filter, kernel: FilterKernel, kernels: Kernels[FilterKernel])
         if adds:
             letters = "".join(x for x in "hwc" if x in found.letters)
             result = summed(_without_units(result, letters), letters)
-        _read_instead(operation.results[0], (result, letters), found.letters)
+        read_instead(operation.results[0], (result, letters), found.letters)
     operation.erase()
 
 
@@ -102,23 +104,6 @@ def _without_units(parts: Any, letters: str) -> Lettered:
     kind = ir.RankedTensorType.get(shape, parts.type.element_type)
     attributes = {"reassociation": ir.ArrayAttr.get(reassociation)}
     return ir.Operation.create("tensor.collapse_shape", [kind], [parts], attributes).result, "p" + letters
-
-
-def _read_instead(old: Any, new: Lettered, letters: str) -> None:
-    """Have the readers of `old`, whose dimensions have `letters`, read `new`, whose dimensions have another order."""
-    value, of_value = new
-    order = [letters.index(x) for x in of_value]
-    for use in list(old.uses):
-        reader, place = use.owner.operation, use.operand_number
-        if reader.name == GENERIC and place < len(inputs_of(reader)):
-            maps = list(reader.attributes["indexing_maps"])
-            read = maps[place].value
-            turned = ir.AffineMap.get(read.n_dims, 0, [read.results[d] for d in order])
-            maps[place] = ir.AffineMapAttr.get(turned)
-            reader.operands[place] = value
-            reader.attributes["indexing_maps"] = ir.ArrayAttr.get(maps)
-    if list(old.uses):
-        old.replace_all_uses_with(value if of_value == letters else copied(new, letters))
 
 
 PASS = DepthwiseKernels

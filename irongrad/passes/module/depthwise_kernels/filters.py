@@ -15,27 +15,22 @@ operation: the result has h and w, and the stride is the dilation of the convolu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.letters import dimensions_in, is_constant_zero, is_zero, lettered_source
-from irongrad.mlir.linalg import GENERIC, inputs_of
+from irongrad.mlir.contractions import Dimension, dimensions_of, is_sum_of_products
+from irongrad.mlir.letters import dimensions_in, is_constant_zero, lettered_source
 from irongrad.mlir.transposes import Lettered
 from irongrad.mlir.walk import inside
-
-_MULTIPLIES_AND_ADDS = ["arith.mulf", "arith.addf", "linalg.yield"]
 
 # The most columns of a kernel: the code of all of them is written one after the other.
 _MOST_TAPS = 32
 
 # The loops of a dimension of the image: of the result, and of the other operand.
 _LOOPS = {"y": ("h", "i"), "x": ("w", "j")}
-
-# A dimension of an operand: the numbers of its loops, each with the factor of its index.
-_Dimension: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -103,18 +98,21 @@ class Filter:
     letters: str
 
 
-def filters_in(module: ir.Module) -> list[Filter]:
-    """The depthwise convolutions and weight gradients of a module that are of float32 and of known sizes."""
-    return [found for op in inside(module.operation) if (found := _filter_of(op)) is not None]
+def filters_in(module: ir.Module) -> Iterator[Filter]:
+    """The depthwise convolutions and weight gradients of a module that are of float32 and of known sizes.
+
+    Each may be replaced before the next is asked for: one may read another.
+    """
+    for operation in [op for op in inside(module.operation) if is_sum_of_products(op)]:
+        if (found := _filter_of(operation)) is not None:
+            yield found
 
 
 def _filter_of(operation: Any) -> Filter | None:
-    """What `operation` computes; None if it is neither."""
-    if not _is_sum_of_products(operation):
-        return None
+    """What a sum of products computes; None if it is neither."""
     maps = [m.value for m in operation.attributes["indexing_maps"]]
     operands = list(operation.operands)
-    by_operand = [_dimensions(m) for m in maps[:2]]
+    by_operand = [dimensions_of(m) for m in maps[:2]]
     result = dimensions_in(maps[2])
     sums = [any(d is not None and len(d) == 2 for d in of) for of in by_operand]
     if -1 in result or sorted(sums) != [False, True] or any(d is None for of in by_operand for d in of):
@@ -146,42 +144,7 @@ def _filter_of(operation: Any) -> Filter | None:
     return Filter(operation, shape, source, lettered_other, lettered_result)
 
 
-def _is_sum_of_products(operation: Any) -> bool:
-    """Whether an operation adds products of two tensors of float32 of known sizes, beginning at zero."""
-    if operation.name != GENERIC or len(inputs_of(operation)) != 2 or len(operation.results) != 1:
-        return False
-    kinds = [value.type for value in operation.operands]
-    if not all(kind.has_static_shape and str(kind.element_type) == "f32" for kind in kinds):
-        return False
-    body = operation.regions[0].blocks[0]
-    names = [op.operation.name for op in body]
-    if names != _MULTIPLIES_AND_ADDS or not is_zero(operation.operands[2]):
-        return False
-    multiply, add = (body.operations[i].operation for i in range(2))
-    arguments = list(body.arguments)
-    return set(multiply.operands) == set(arguments[:2]) and set(add.operands) == {multiply.result, arguments[2]}
-
-
-def _dimensions(indexing: Any) -> list[_Dimension | None]:
-    """The loops of each dimension of an operand; None for a dimension that is not one loop, or a sum of two."""
-    return [_terms(expression) for expression in indexing.results]
-
-
-def _terms(expression: Any) -> _Dimension | None:
-    sides = [expression.lhs, expression.rhs] if isinstance(expression, ir.AffineAddExpr) else [expression]
-    terms = [_term(side) for side in sides]
-    return None if None in terms else tuple(term for term in terms if term is not None)
-
-
-def _term(expression: Any) -> tuple[int, int] | None:
-    """The number of a loop and the factor of its index."""
-    factor = 1
-    if isinstance(expression, ir.AffineMulExpr) and isinstance(expression.rhs, ir.AffineConstantExpr):
-        expression, factor = expression.lhs, expression.rhs.value
-    return (expression.position, factor) if isinstance(expression, ir.AffineDimExpr) else None
-
-
-def _roles(image: Sequence[_Dimension], other: Sequence[int], result: Sequence[int]) -> str | None:
+def _roles(image: Sequence[Dimension], other: Sequence[int], result: Sequence[int]) -> str | None:
     """The letter of each dimension of an image; None if they are not those of an image.
 
     A kernel of one row has no loop over its rows, so that a dimension of the image may be spatial without a sum.
@@ -200,7 +163,7 @@ def _roles(image: Sequence[_Dimension], other: Sequence[int], result: Sequence[i
 
 
 def _letters(
-    roles: str, image: Sequence[_Dimension], other: Sequence[int], result: Sequence[int]
+    roles: str, image: Sequence[Dimension], other: Sequence[int], result: Sequence[int]
 ) -> dict[int, str] | None:
     """The letter of each loop; None if the loops are not those of a depthwise convolution or of its weight gradient."""
     letters: dict[int, str] = {}
@@ -217,7 +180,7 @@ def _sizes(operands: Sequence[tuple[Any, Sequence[int]]]) -> dict[int, int]:
     return {n: size for value, loops in operands for n, size in zip(loops, value.type.shape, strict=True)}
 
 
-def _along(of: _Dimension, size: int, padding: int, sizes: dict[int, int], result: set[int]) -> Along:
+def _along(of: Dimension, size: int, padding: int, sizes: dict[int, int], result: set[int]) -> Along:
     """A spatial dimension of an image; a loop that is not there has one position."""
     ways = [
         [(sizes[n], factor) for n, factor in of if (n in result) == is_result] or [(1, 1)]

@@ -50,12 +50,13 @@ def in_rows(product: Product) -> Lettered:
         return copied((value, letters), order), order
 
 
-def in_blocks(product: Product, columns: int | None = None) -> tuple[Any, Matrix]:
+def in_blocks(product: Product, columns: int | None = None, summands: str = "k") -> tuple[Any, Matrix]:
     """The right operand, packed into column blocks, and its layout; hoisted out of loops that do not change it.
 
     Args:
         product: the product.
         columns: how many columns the blocks have together, if they have zeros behind those of the operand.
+        summands: the letters of the dimensions that are reduced, in the order of the blocks.
     """
     value, letters = product.right
     before, dimension = product.operation, letters.index("c")
@@ -65,7 +66,7 @@ def in_blocks(product: Product, columns: int | None = None) -> tuple[Any, Matrix
         if columns > product.sizes["c"]:
             value = padded(value, dimension, columns)
         pieces = split(value, dimension, width), letters.replace("c", "nc")
-        blocks = copied(pieces, "b" * ("b" in letters) + "nkc")
+        blocks = copied(pieces, f"{'b' * ('b' in letters)}n{summands}c")
     of_matrix = columns * product.sizes["k"]
-    steps = Strides(1, width, width * product.sizes["k"]), Strides(width)
+    steps = Strides(1, width, Strides(width * product.sizes["k"])), Strides(width)
     return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)

@@ -17,7 +17,7 @@ from itertools import product
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import AMX_SUMMANDS, Tile, longest_block
+from irongrad.memory_model.product_tiles import AMX_SUMMANDS, Tile, longest_block, longest_stretch
 from irongrad.passes.module.matmul_kernels.packed_weights import Packing
 
 # float32 numbers per cache line. The length of a block of the reduction dimension is a multiple of it.
@@ -36,6 +36,9 @@ _PAIRS, _SUMS = 1 << 15, 1 << 16
 
 # Copying the right operand takes as long as to multiply it by this many rows: into pairs with AMX, and float32.
 _COPYING_PAIRS, _COPYING = 128, 16
+
+# The most summands of windows that are added without a loop.
+_UNROLLED = 32
 
 # The most rows and columns of the result in one part, the unit of work of a thread.
 MOST = 512, 768
@@ -57,19 +60,19 @@ class Strides:
     Attributes:
         one: the stride from one element to the next, within a block.
         width: the number of elements along this dimension in a block; None without blocks.
-        block: the stride from one block to the next.
+        of_blocks: the strides from one block to the next, which may be blocked themselves.
     """
 
     one: int
     width: int | None = None
-    block: int = 0
+    of_blocks: Strides | None = None
 
     def to(self, index: ir.AffineExpr) -> ir.AffineExpr:
         """The offset of the element `index`, in elements."""
-        if self.width is None:
+        if self.width is None or self.of_blocks is None:
             return index * self.one
         block, inside = ir.AffineExpr.get_floor_div(index, self.width), ir.AffineExpr.get_mod(index, self.width)
-        return block * self.block + inside * self.one
+        return self.of_blocks.to(block) + inside * self.one
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class ProductKernel:
         most: the most rows and columns of a part.
         pads_right: whether the right operand has zeros behind its columns, up to whole tiles. The last panel then does
             not overlap the one before.
+        batch_inside: whether the batch is a dimension of the result between rows and columns.
     """
 
     sizes: MatmulShape
@@ -141,6 +145,17 @@ class ProductKernel:
     is_rounded: bool = False
     most: tuple[int, int] = MOST
     pads_right: bool = False
+    batch_inside: bool = False
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """The strides of the result: between the matrices of a batch, and between rows; in elements."""
+        sizes = self.sizes
+        return (
+            (sizes.columns, sizes.batch * sizes.columns)
+            if self.batch_inside
+            else (sizes.rows * sizes.columns, sizes.columns)
+        )
 
     @property
     def right_tensors(self) -> int:
@@ -165,7 +180,19 @@ class ProductKernel:
     @property
     def round(self) -> int:
         """The unroll factor of the innermost loop, along the reduction dimension."""
-        return 2 if self.sizes.summands % 2 == 0 else 1
+        summands = self.sizes.summands
+        if self.stretch is None:
+            return 2 if summands % 2 == 0 else 1
+        return summands if summands <= _UNROLLED else next(n for n in (4, 3, 2, 5, 7, 1) if self.stretch % n == 0)
+
+    @property
+    def stretch(self) -> int | None:
+        """How many summands a loop of their own adds, along which the left operand has one stride.
+
+        None if it has one stride along the whole reduction dimension.
+        """
+        width = self.left.summand.width
+        return None if width is None else longest_stretch(width, self._most_depth)
 
     @property
     def depth(self) -> int:
@@ -173,8 +200,13 @@ class ProductKernel:
         summands, columns = self.sizes.summands, self.tile.columns
         if self.multiplies_halves:
             return _stretch(summands, _PAIRS // (2 * columns), AMX_SUMMANDS)
-        most = self._right_bytes // (4 * columns)
-        return _stretch(summands, min(most, longest_block(summands)), LINE)
+        unit = self.stretch or LINE
+        return _stretch(summands, max(self._most_depth, unit), unit)
+
+    @property
+    def _most_depth(self) -> int:
+        """The most summands in a block of float32."""
+        return min(self._right_bytes // (4 * self.tile.columns), longest_block(self.sizes.summands))
 
     @property
     def _right_bytes(self) -> int:

@@ -132,11 +132,12 @@ def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
 
 def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
     """Accumulate one block of the reduction dimension into the results of a tile."""
-    sizes, tile = kernel.sizes, kernel.tile
+    tile = kernel.tile
     b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
-    result = b * (sizes.rows * sizes.columns) + r * sizes.columns + c
+    of_batch, of_row = kernel.result
+    result = b * of_batch + r * of_row + c
     places = [
-        number(result + (i * sizes.columns + j * tile.width), place.batch, place.row, place.column)
+        number(result + (i * of_row + j * tile.width), place.batch, place.row, place.column)
         for i, j in product(range(tile.rows), range(tile.vectors))
     ]
     is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, constant(0))
@@ -147,9 +148,8 @@ def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
         ]
         sums = [arith.select(is_first, x, arith.addf(x, y)) for x, y in zip(sums, before, strict=True)]
     for i in range(tile.rows):
-        of_row = range(i * tile.vectors, (i + 1) * tile.vectors)
         with _where_owned(kernel, place, i):
-            for n in of_row:
+            for n in range(i * tile.vectors, (i + 1) * tile.vectors):
                 _store(kernel, memory.result, sums[n], places[n], place, (n % tile.vectors) * tile.width)
 
 
@@ -213,17 +213,60 @@ def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: An
 
 def _added(kernel: ProductKernel, memory: Memory, place: Place, begun: list[Any]) -> list[Any]:
     """The results after one block of the reduction dimension is added."""
-    left, tile = kernel.left, kernel.tile
-    b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
-    rows = [number(b * left.batch + left.outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
+    rows = _left_rows(kernel, place)
+    if kernel.round == kernel.sizes.summands:
+        return _add_round(kernel, memory, place, place.summand, rows, begun)
     d = ir.AffineExpr.get_dim(0)
     end = least([d + kernel.depth, fixed(kernel.sizes.summands)], place.summand)
+    stretch = kernel.stretch
+    if stretch is None:
+        return _add_stretch(kernel, memory, place, (place.summand, end), rows, begun)
+
+    def add(first: Any, sums: list[Any]) -> list[Any]:
+        f, r = (ir.AffineExpr.get_dim(i) for i in range(2))
+        summand = kernel.left.summand
+        of_rows = [number(r + summand.to(f) - f * summand.one, first, row) for row in rows]
+        return _add_stretch(kernel, memory, place, (first, number(f + stretch, first)), of_rows, sums)
+
+    return loop(place.summand, end, stretch, begun, add)
+
+
+def _add_stretch(
+    kernel: ProductKernel,
+    memory: Memory,
+    place: Place,
+    bounds: tuple[Any, Any],
+    rows: Sequence[Any],
+    sums: list[Any],
+) -> list[Any]:
+    """The results after the summands within `bounds` are added, along which the left operand has one stride.
+
+    Args:
+        kernel: the kernel.
+        memory: its buffers.
+        place: the place of the tile.
+        bounds: the first summand, and the first that is not added.
+        rows: where the summand 0 of each row would be in the left operand with that stride.
+        sums: the results before.
+    """
+    r, k = (ir.AffineExpr.get_dim(i) for i in range(2))
 
     def add(summand: Any, sums: list[Any]) -> list[Any]:
-        at = [number(b + r * left.summand.one, row, summand) for row in rows]
+        at = [number(r + k * kernel.left.summand.one, row, summand) for row in rows]
         return _add_round(kernel, memory, place, summand, at, sums)
 
-    return loop(place.summand, end, kernel.round, begun, add)
+    return loop(*bounds, kernel.round, sums, add)
+
+
+def _left_rows(kernel: ProductKernel, place: Place) -> list[Any]:
+    """Where each row of a tile begins in the left operand."""
+    outer, tile = kernel.left.outer, kernel.tile
+    b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
+    is_apart = outer.width is None or (outer.width % tile.rows == 0 and kernel.sizes.rows % tile.rows == 0)
+    if not is_apart:
+        return [number(b * kernel.left.batch + outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
+    first = number(b * kernel.left.batch + outer.to(r), place.batch, place.row)
+    return [number(b + i * outer.one, first) for i in range(tile.rows)]
 
 
 def _add_round(
@@ -237,7 +280,7 @@ def _add_round(
         vectors = _right_vectors(kernel, memory, place, summand, step)
         new = []
         for i, row in enumerate(rows):
-            of_row = memref.load(memory.left, [number(d + step * kernel.left.summand.one, row)])
+            of_row = memref.load(memory.left, [number(d + kernel.left.summand.to(fixed(step)), row)])
             factor = vector.broadcast(kind, of_row)
             new += [vector.fma(factor, x, sums[i * tile.vectors + j]) for j, x in enumerate(vectors)]
         sums = new

@@ -1,0 +1,78 @@
+"""Convolutions on x86-64 CPUs, computed by kernels of our own that read the image where it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from iree.compiler import ir
+from iree.compiler.dialects import flow
+
+from irongrad.memory_model.product_tiles import Tile, window_tile_for
+from irongrad.mlir.kernels import Kernels
+from irongrad.mlir.transposes import read_instead
+from irongrad.passes.base import PassResult
+from irongrad.passes.module.matmul_kernels.operands import in_blocks
+from irongrad.passes.module.matmul_kernels.products import Tiles
+from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel
+from irongrad.passes.module.matmul_kernels.vector_code import add_executable
+from irongrad.passes.module.matmul_kernels.windows import Windows, windows_in
+from irongrad.passes.module_pass import ModulePass
+
+
+@dataclass(frozen=True)
+class ConvolutionKernels(ModulePass):
+    """Compute convolutions and weight gradients by kernels of our own, on x86-64 with AVX2 or AVX-512.
+
+    Before:
+        %r = linalg.generic (n, h + i, w + j, c) (o, c, i, j) -> (n, o, h, w) ins(%padded, %weight) ...
+    After:
+        %r = flow.dispatch @windows_0_...::@windows_0_...(%padded, %weight in blocks of o) : tensor<n x h x w x o>
+
+    The weight gradient is a sum of the same kind. Readers of the result that are `linalg.generic` read it as the kernel
+    writes it. For all others it is transposed. IREE compiles what is of another type or of unknown sizes, what is
+    smaller than a kernel is worth, and what has no windows: there the kernel has one tap or one position.
+    """
+
+    name: ClassVar[str] = "convolution-kernels"
+
+    def run(self, module: ir.Module) -> PassResult:
+        """Run the pass on one module."""
+        tiles = Tiles.of_module(module)
+        if tiles is None:
+            return PassResult(False)
+        kernels = Kernels(module, add_executable, _name)
+        launched = 0
+        for windows in windows_in(module):
+            _launch(windows, window_tile_for(windows.product.sizes, tiles.of_floats), kernels)
+            launched += 1
+        return PassResult(launched > 0, {"convolutions": launched, "kernels": kernels.count})
+
+
+def _name(kernel: ProductKernel, number: int) -> str:
+    sizes = kernel.sizes
+    return f"windows_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
+
+
+def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> None:
+    """Compute a product of windows by a launch of its kernel."""
+    product = windows.product
+    operation, sizes = product.operation, product.sizes
+    if windows.reads_in_order and sizes["c"] % tile.columns == 0:
+        right, matrix = product.right[0], windows.right_in_place
+    else:
+        right, matrix = in_blocks(product, -(-sizes["c"] // tile.columns) * tile.columns, windows.summands)
+    shape = MatmulShape(sizes["b"], sizes["r"], sizes["c"], sizes["k"])
+    pads = matrix.elements > math.prod(product.right[0].type.shape)
+    kernel = ProductKernel(shape, tile, windows.image, matrix, False, pads_right=pads, batch_inside=True)
+    letters = "".join(x for x in windows.rows + "bc" if x in windows.result)
+    of = dict(zip(windows.result, operation.results[0].type.shape, strict=True))
+    with operation.location, ir.InsertionPoint(operation):
+        kind = ir.RankedTensorType.get([of[x] for x in letters], ir.F32Type.get())
+        result = flow.DispatchOp([kind], [], kernels.entry_point(kernel), [product.left[0], right], [], []).results[0]
+        read_instead(operation.results[0], (result, letters), windows.result)
+    operation.erase()
+
+
+PASS = ConvolutionKernels

@@ -1,0 +1,135 @@
+"""The pass convolution-kernels computes convolutions and their gradients, and what it leaves is as right."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import irongrad as ig
+from irongrad.memory_model import product_tiles
+from irongrad.passes.base import PassResult
+from irongrad.passes.graph.convolutions import Convolutions
+from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernels
+from irongrad.runtime.cpu import cpu_features
+from tests.fixtures.convolutions import Geometry
+
+pytestmark = [
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
+    pytest.mark.skipif("avx2" not in (cpu_features() or ()), reason="the CPU has no AVX2"),
+]
+
+TARGETS = ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"]
+
+PLAIN = Geometry(2, (32, 32), 1, (12, 12), (3, 3), (1, 1), (1, 1), (1, 1))
+
+GEOMETRIES = {
+    "3x3": PLAIN,
+    "with a stride": replace(PLAIN, sizes=(13, 16), stride=(2, 3)),
+    "dilated": replace(PLAIN, padding=(2, 4), dilation=(2, 4)),
+    "few outputs": replace(PLAIN, channels=(64, 3), kernel=(9, 9), padding=(4, 4)),
+    "few inputs": replace(PLAIN, channels=(3, 64), kernel=(7, 7), padding=(3, 3), stride=(2, 2), sizes=(24, 24)),
+    "one input": replace(PLAIN, batch=8, channels=(1, 40), kernel=(5, 5)),
+    "columns that no tile covers": replace(PLAIN, channels=(24, 72)),
+    "one row": replace(PLAIN, channels=(48, 32), kernel=(1, 7), padding=(0, 3)),
+    "one column": replace(PLAIN, kernel=(5, 1), padding=(2, 0), stride=(2, 1)),
+    "one image": replace(PLAIN, batch=1, sizes=(20, 20)),
+    "an even kernel": replace(PLAIN, kernel=(4, 4), stride=(2, 2)),
+    "groups": replace(PLAIN, channels=(64, 64), groups=2),
+    "many groups": replace(PLAIN, channels=(64, 64), groups=16, batch=4, stride=(2, 2)),
+    "a multiple of each channel": replace(PLAIN, channels=(24, 72), groups=24, batch=6, kernel=(5, 5)),
+    "long sums": replace(PLAIN, channels=(250, 16), sizes=(8, 9), batch=1),
+    "many images": replace(PLAIN, batch=64, channels=(16, 16), sizes=(9, 9)),
+    "one dimension": Geometry(2, (32, 48), 1, (100,), (7,), (1,), (3,), (1,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def always_windowed(monkeypatch):
+    """The graph pass takes the kernels for every convolution that has them, of any size."""
+
+    def costs(self, problem, allowed, of_problem=Convolutions._default_costs):
+        costs = of_problem(self, problem, allowed)
+        return {form: cost * (form.name != "windowed") for form, cost in costs.items()}
+
+    monkeypatch.setattr(Convolutions, "_default_costs", costs)
+    monkeypatch.setattr(product_tiles, "_LEAST", 1)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """What the pass says of each module."""
+    found: list[PassResult] = []
+    run = ConvolutionKernels.run
+
+    def count(self, module):
+        found.append(run(self, module))
+        return found[-1]
+
+    monkeypatch.setattr(ConvolutionKernels, "run", count)
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_kernels_compute_convolutions_and_their_gradients(name, target, counted):
+    geometry = GEOMETRIES[name]
+    geometry.check(target)
+    assert counted[-1].stats["convolutions"] >= 2
+
+
+def test_kernels_on_several_threads_give_the_same_numbers_in_every_call():
+    GEOMETRIES["many images"].check("llvm-cpu", calls=100)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 32], ids=["dense", "groups", "depthwise"])
+def test_a_convolution_may_read_another(groups, counted):
+    """Nothing lies between the two, so that the first is replaced while the second still reads it."""
+
+    def both(x: torch.Tensor, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(nn.functional.conv2d(x, weight, groups=groups), other, groups=groups)
+
+    torch.manual_seed(0)
+    operands = [torch.randn(2, 32, 14, 14), *(torch.randn(32, 32 // groups, 3, 3) for _ in range(2))]
+    ig.compile_function(both, operands, cache=False)
+    assert counted[-1].stats["convolutions"] == (2 if groups < 32 else 0)
+
+
+@pytest.mark.parametrize("name", ["3x3", "with a stride", "groups"])
+def test_iree_computes_the_same_without_kernels(name, monkeypatch):
+    monkeypatch.setattr(ConvolutionKernels, "applies", lambda self, context: False)
+    GEOMETRIES[name].check("llvm-cpu")
+
+
+@pytest.mark.parametrize("name", ["3x3", "with a stride", "groups"])
+def test_a_cpu_without_vectors_has_no_kernels(name, counted):
+    GEOMETRIES[name].check("llvm-cpu:cpu=x86-64")
+    assert not counted[-1].changed
+
+
+pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
+@given(
+    batch=st.integers(1, 5),
+    groups=st.sampled_from([1, 1, 1, 2, 3, 8]),
+    per_group=st.tuples(st.integers(1, 40), st.integers(1, 80)),
+    sizes=st.tuples(st.integers(1, 12), st.integers(1, 24)),
+    kernel=st.tuples(st.integers(1, 7), st.integers(1, 9)),
+    stride=pair,
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 4)),
+    dilation=pair,
+    target=st.sampled_from(TARGETS),
+)
+def test_kernels_compute_convolutions_of_any_geometry(target, groups, per_group, **moves):
+    inner, outer = per_group
+    geometry = Geometry(channels=(inner * groups, outer * groups), groups=groups, **moves)
+    assume(min(geometry.out) >= 1)
+    geometry.check(target)
