@@ -80,17 +80,19 @@ def _group_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Group normalisation (Wu and He, arXiv:1803.08494).
 
-    Sums are over the positions of each channel first, and then over the channels of a group. So no group is one
-    dimension, and channels-last images stay as they are.
+    Sums are over the positions of each channel first, and then over the channels of a group. So positions and channels
+    never become one dimension, and channels-last images stay as they are.
     """
-    mean = _of_groups(_over_positions(x), n, group) / (c // group * hxw)
-    centred = x - _of_channels(mean, x, c)
-    var = _of_groups(_over_positions(centred * centred), n, group) / (c // group * hxw)
+    groups = _split(x, group)
+    count = c // group * hxw
+    mean = _over_positions(groups).sum(2) / count
+    centred = groups - _of_groups(mean, groups)
+    var = _over_positions(centred * centred).sum(2) / count
     inverse = (var + eps).rsqrt()
-    out = centred * _of_channels(inverse, x, c)
-    out = out if weight is None else out * _along_channels(weight, x)
-    out = out if bias is None else out + _along_channels(bias, x)
-    return out, mean, inverse
+    out = centred * _of_groups(inverse, groups)
+    out = out if weight is None else out * _of_channels(weight, groups)
+    out = out if bias is None else out + _of_channels(bias, groups)
+    return out.reshape(x.shape), mean, inverse
 
 
 @decomposes(aten.native_group_norm_backward.default)
@@ -108,44 +110,44 @@ def _group_norm_backward(
 ) -> tuple[Maybe, Maybe, Maybe]:
     """As `_layer_norm_backward` within each group; weight and bias are per channel.
 
-    The sums over the positions of a channel are the gradients of its weight and bias, for each image. Those over a
-    group, which the gradient of `x` needs, are sums of them.
+    A group's sums are not taken from those of its channels, times the weight: IREE 3.13.0 takes such a small product
+    for a contraction, and does not compile it with its readers ("write affecting operations on global resources are
+    restricted to workgroup distributed contexts").
     """
-    normalised = (x - _of_channels(mean, x, c)) * _of_channels(rstd, x, c)
-    along, total = _over_positions(grad * normalised), _over_positions(grad)  # [N, C]
+    groups, of_out = _split(x, group), _split(grad, group)
+    normalised = (groups - _of_groups(mean, groups)) * _of_groups(rstd, groups)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        scaled = grad if weight is None else grad * _along_channels(weight, x)
-        sums = (s if weight is None else s * weight for s in (along, total))
-        of_along, of_total = (_of_channels(_of_groups(s, n, group) / (c // group * hxw), x, c) for s in sums)
-        grad_x = (scaled - of_total - normalised * of_along) * _of_channels(rstd, x, c)
+        scaled = of_out if weight is None else of_out * _of_channels(weight, groups)
+        sums = (_over_positions(values).sum(2) for values in (scaled * normalised, scaled))
+        of_along, of_total = (_of_groups(s / (c // group * hxw), groups) for s in sums)
+        moved = (scaled - of_total - normalised * of_along) * _of_groups(rstd, groups)
+        grad_x = moved.reshape(x.shape)
     if output_mask[1] and weight is not None:
-        grad_weight = along.sum(0)
+        grad_weight = _over_positions(of_out * normalised).sum(0).reshape(c)
     if output_mask[2]:
-        grad_bias = total.sum(0)
+        grad_bias = _over_positions(of_out).sum(0).reshape(c)
     return grad_x, grad_weight, grad_bias
 
 
-def _over_positions(x: torch.Tensor) -> torch.Tensor:
-    """The sum over the positions of each channel, [N, C]."""
-    return _sum(x, range(2, x.ndim))
+def _split(x: torch.Tensor, group: int) -> torch.Tensor:
+    """An image [N, C, ...] with its channels in groups, [N, groups, C / groups, ...]."""
+    return x.reshape(x.shape[0], group, x.shape[1] // group, *x.shape[2:])
 
 
-def _of_groups(x: torch.Tensor, n: int, group: int) -> torch.Tensor:
-    """The sum of [N, C] over the channels of each group, [N, groups]."""
-    return x.reshape(n, group, x.shape[1] // group).sum(2)
+def _over_positions(groups: torch.Tensor) -> torch.Tensor:
+    """The sum over the positions of each channel, [N, groups, C / groups]."""
+    return _sum(groups, range(3, groups.ndim))
 
 
-def _of_channels(x: torch.Tensor, image: torch.Tensor, c: int) -> torch.Tensor:
-    """A number of each group, [N, groups], for each channel of it: [N, C, 1, ...]."""
-    n, group = x.shape
-    of_channels = x.unsqueeze(2).expand(n, group, c // group).reshape(n, c)
-    return of_channels.reshape(n, c, *[1] * (image.ndim - 2))
+def _of_groups(x: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """A number of each group, [N, groups], beside the elements of `groups`: [N, groups, 1, ...]."""
+    return x.reshape(*groups.shape[:2], *[1] * (groups.ndim - 2))
 
 
-def _along_channels(x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-    """A number of each channel, [C], as [C, 1, ...]."""
-    return x.reshape(-1, *[1] * (image.ndim - 2))
+def _of_channels(x: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """A number of each channel, [C], beside the elements of `groups`: [groups, C / groups, 1, ...]."""
+    return x.reshape(*groups.shape[1:3], *[1] * (groups.ndim - 3))
 
 
 @decomposes(aten._weight_norm_interface_backward.default)

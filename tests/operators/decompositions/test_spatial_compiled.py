@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -70,3 +71,25 @@ def test_compiled_convolutions_of_volumes_match_eager() -> None:
     torch.manual_seed(0)
     shapes = [(2, 4, 4, 4, 4), (4, 2, 2, 3, 3), (4, 2, 2, 3, 3), (8,)]
     ig.compile_function(loss, [torch.randn(s) for s in shapes], gradients=True)
+
+
+class Normalised(nn.Module):
+    """Groups between two functions, so that the input of the groups has a gradient."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(shape[1], *[1] * (len(shape) - 2)))
+        self.norm = nn.GroupNorm(6, shape[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.norm(torch.sin(x * self.scale)))
+
+
+@pytest.mark.parametrize("shape", [(9, 24), (3, 24, 7), (2, 24, 5, 6), (2, 24, 3, 4, 5)], ids=lambda s: f"{len(s)}-D")
+def test_groups_of_any_number_of_dimensions_are_normalised(shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Normalised(shape)
+    inputs = {"x": torch.randn(shape), "y": torch.randn(shape)}
+    step = ig.TrainStep(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.05), inputs)
+    artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
+    assert artifact.reports["llvm-cpu"].passed
