@@ -13,11 +13,10 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.memory_model import product_tiles
-from irongrad.passes.base import PassResult
 from irongrad.passes.graph.convolutions import Convolutions
 from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernels
 from irongrad.runtime.cpu import cpu_features
-from tests.fixtures.convolutions import Geometry
+from tests.fixtures.convolutions import Geometry, results_of
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
@@ -64,15 +63,7 @@ def always_windowed(monkeypatch):
 @pytest.fixture
 def counted(monkeypatch):
     """What the pass says of each module."""
-    found: list[PassResult] = []
-    run = ConvolutionKernels.run
-
-    def count(self, module):
-        found.append(run(self, module))
-        return found[-1]
-
-    monkeypatch.setattr(ConvolutionKernels, "run", count)
-    return found
+    return results_of(ConvolutionKernels, monkeypatch)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from irongrad.passes.base import PassResult
 from irongrad.passes.module.depthwise_kernels import DepthwiseKernels, filters
 from irongrad.runtime.cpu import cpu_features
 from irongrad.targets import parse_target
-from tests.fixtures.convolutions import Geometry
+from tests.fixtures.convolutions import Geometry, results_of
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64")
 
@@ -27,15 +26,7 @@ def depthwise(batch: int, channels: int, *moves: tuple[int, ...], **named: tuple
 @pytest.fixture
 def counted(monkeypatch):
     """What the pass says of each module."""
-    found: list[PassResult] = []
-    run = DepthwiseKernels.run
-
-    def count(self, module):
-        found.append(run(self, module))
-        return found[-1]
-
-    monkeypatch.setattr(DepthwiseKernels, "run", count)
-    return found
+    return results_of(DepthwiseKernels, monkeypatch)
 
 
 GEOMETRIES = {
