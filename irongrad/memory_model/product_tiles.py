@@ -108,7 +108,7 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
     rows, columns, summands = sizes["r"], sizes["c"], sizes["k"]
     fit = [t for t in tiles if rows >= t.rows and summands % t.summands == 0 and summands >= t.fewest]
     whole = [t for t in fit if columns % t.columns == 0] or [t for t in fit if _nearly_covers(t, columns)]
-    return min(whole, key=lambda t: -(-rows // t.rows) * -(-columns // t.columns) * t.instructions, default=None)
+    return min(whole, key=lambda t: _instructions(t, sizes), default=None)
 
 
 def window_tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile:
@@ -118,10 +118,8 @@ def window_tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile:
         sizes: as for `tile_for`, of a product that `has_windows`.
         tiles: the tiles of float32 to choose from.
     """
-    rows, columns = sizes["r"], sizes["c"]
     every = [*tiles, *(Tile(_ROWS_OF_VECTOR, 1, width) for width in {t.width for t in tiles})]
-    fit = [t for t in every if t.rows <= rows]
-    return min(fit, key=lambda t: -(-rows // t.rows) * -(-columns // t.columns) * t.instructions)
+    return min((t for t in every if t.rows <= sizes["r"]), key=lambda t: _instructions(t, sizes))
 
 
 def has_windows(sizes: Mapping[str, int], stretch: int) -> bool:
@@ -153,6 +151,11 @@ def slides(kernel: Sequence[int], out: Sequence[int]) -> bool:
     Otherwise IREE drops a loop, and a convolution is a plain product.
     """
     return any(taps > 1 < positions for taps, positions in zip(kernel, out, strict=True))
+
+
+def _instructions(tile: Tile, sizes: Mapping[str, int]) -> int:
+    """The instructions that add one summand to all results of a product in tiles."""
+    return -(-sizes["r"] // tile.rows) * -(-sizes["c"] // tile.columns) * tile.instructions
 
 
 def _nearly_covers(tile: Tile, columns: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -132,11 +133,8 @@ def _backward_in_three_dimensions(
 ) -> list[Any]:
     """The gradients of the input and of the weight: those of the convolution of planes, whose form is chosen later."""
     depth, kernel = grad.shape[2], weight.shape[2]
-    planes, plane_weight = _planes(x, depth, kernel, geometry), weight.flatten(1, 2)
-    stride, padding, dilation, groups = _plane_geometry(geometry)
-    of_planes = grad.transpose(1, 2).flatten(0, 1)
-    shared = (None, stride, padding, dilation, False, [0, 0], groups, [*mask[:2], False])
-    grad_planes, grad_weight, _ = aten.convolution_backward.default(of_planes, planes, plane_weight, *shared)
+    planes, of_planes = _planes(x, depth, kernel, geometry), grad.transpose(1, 2).flatten(0, 1)
+    grad_planes, grad_weight = _kept_backward(of_planes, planes, weight.flatten(1, 2), _plane_geometry(geometry), mask)
     return [
         _added_planes(grad_planes, x, depth, kernel, geometry) if mask[0] else None,
         grad_weight.reshape(weight.shape) if mask[1] else None,
@@ -146,17 +144,14 @@ def _backward_in_three_dimensions(
 def _added_planes(grad: torch.Tensor, x: torch.Tensor, depth: int, kernel: int, geometry: Geometry) -> torch.Tensor:
     """The gradient of `x` [N, C, D, H, W], of whose `_planes` the gradient is `grad`."""
     step, pad, dil = geometry.stride[0], geometry.padding[0], geometry.dilation[0]
-    read = (
-        grad.unflatten(1, (x.shape[1], kernel)).unflatten(0, (x.shape[0], depth)).movedim(1, 3)
-    )  # [N, C, k, depth, ...]
-    total = None
-    for k in range(kernel):
-        part = _insert_zeros(read.select(2, k), [step, 1, 1])
-        before = k * dil - pad
-        placed = zero_padded(part, [0, 0, 0, 0, before, x.shape[2] - before - part.shape[2]])
-        total = placed if total is None else total + placed
-    assert total is not None
-    return total
+    read = grad.unflatten(1, (x.shape[1], kernel)).unflatten(0, (x.shape[0], depth))  # [N, depth, C, kernel, H, W]
+    parts = [_insert_zeros(part.movedim(1, 2), [step, 1, 1]) for part in read.unbind(3)]
+    before = [k * dil - pad for k in range(kernel)]
+    placed = [
+        zero_padded(part, [0, 0, 0, 0, start, x.shape[2] - start - part.shape[2]])
+        for part, start in zip(parts, before, strict=True)
+    ]
+    return reduce(torch.add, placed)
 
 
 def _plane_geometry(geometry: Geometry) -> Geometry:

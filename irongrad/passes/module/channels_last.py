@@ -14,6 +14,7 @@ from iree.compiler.dialects import linalg
 
 from irongrad.mlir.letters import is_zero
 from irongrad.mlir.linalg import GENERIC
+from irongrad.mlir.transposes import joined
 from irongrad.mlir.walk import named_in
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModuleContext, ModulePass
@@ -58,7 +59,7 @@ class ChannelsLast(ModulePass):
 
 def _turn(operation: Any) -> bool:
     """Write a convolution channels-last; return whether its result is transposed so, and only read there."""
-    joined = reader = _only_reader(operation)
+    first = reader = _only_reader(operation)
     if reader is not None and reader.name == "tensor.collapse_shape":
         reader = _only_reader(reader)
     if reader is None or reader.name != "linalg.transpose" or not is_zero(operation.operands[2]):
@@ -67,14 +68,10 @@ def _turn(operation: Any) -> bool:
         return False
     with reader.location, ir.InsertionPoint(reader):
         result = _generic(operation)
-        if joined != reader:
-            number = ir.IntegerType.get_signless(64)
-            groups = [[ir.IntegerAttr.get(number, d) for d in of] for of in ([0], [1], [2], [3, 4])]
-            attributes = {"reassociation": ir.ArrayAttr.get([ir.ArrayAttr.get(of) for of in groups])}
-            kind = reader.results[0].type
-            result = ir.Operation.create("tensor.collapse_shape", [kind], [result], attributes).result
+        if first != reader:
+            result = joined(result, 3)
     reader.results[0].replace_all_uses_with(result)
-    for done in dict.fromkeys((reader, joined, operation)):
+    for done in dict.fromkeys((reader, first, operation)):
         done.erase()
     return True
 
