@@ -29,6 +29,7 @@ from irongrad.passes.module.hide_globals import HideGlobals
 from irongrad.passes.module.hoist_lookups import HoistLookups
 from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
+from irongrad.passes.module.keep_contractions_apart import KeepContractionsApart
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_indices_apart import KeepIndicesApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
@@ -86,6 +87,7 @@ GLOBAL_OPTIMIZATION = Phase(
         DrawAtOnce,
         FuseElementwise,
         KeepProductsApart,
+        KeepContractionsApart,
         KeepReductionsApart,
         KeepSlicesApart,
         KeepIndicesApart,
