@@ -80,6 +80,9 @@ _LEAST = 1 << 20
 # several times that of eager's blocked kernels (operators/decompositions/reductions.py).
 _LONG, _CHAIN = 2048, 256
 
+# The shortest block of a product of bfloat16, in summands.
+_HALF_CHAIN = 256
+
 # The most columns of all tiles, for each column of the result.
 _WASTED = 1.125
 
@@ -116,20 +119,32 @@ def window_tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile:
 
     Args:
         sizes: as for `tile_for`, of a product that `has_windows`.
-        tiles: the tiles of float32 to choose from.
+        tiles: the tiles to choose from, none of them of AMX.
     """
-    every = [*tiles, *(Tile(_ROWS_OF_VECTOR, 1, width) for width in {t.width for t in tiles})]
+    every = [*tiles, *(Tile(_ROWS_OF_VECTOR, 1, *of) for of in {(t.width, t.summands) for t in tiles})]
     return min((t for t in every if t.rows <= sizes["r"]), key=lambda t: _instructions(t, sizes))
 
 
-def has_windows(sizes: Mapping[str, int], stretch: int) -> bool:
+def multiplies_half_windows(tiles: Sequence[Tile]) -> bool:
+    """Whether kernels with these tiles, of bfloat16, multiply the windows of an image.
+
+    Rows of AMX's registers are a fixed distance apart in memory, and windows are not.
+    """
+    return bool(tiles) and not any(tile.is_amx for tile in tiles)
+
+
+def has_windows(sizes: Mapping[str, int], stretch: int, *, halves: bool = False) -> bool:
     """Whether there is a kernel of ours for a product of the windows of an image, on a CPU with register tiles.
 
     Args:
         sizes: as for `tile_for`.
         stretch: along how many summands the image has one stride.
+        halves: whether the operands are bfloat16, of which pairs of summands are multiplied.
     """
     enough = sizes["r"] >= _ROWS and sizes["c"] > 1 and sizes["k"] >= _FEWEST and math.prod(sizes.values()) >= _LEAST
+    if halves:
+        pairs = stretch // 2
+        return enough and stretch % 2 == 0 and longest_stretch(pairs, _HALF_CHAIN // 2) >= min(pairs, _STRETCH)
     return enough and longest_stretch(stretch, longest_block(sizes["k"])) >= min(stretch, _STRETCH)
 
 

@@ -61,6 +61,11 @@ def multiplies_bfloat16(architecture: str, features: Collection[str]) -> bool:
     return not set(map(_letters, _OF_BFLOAT16.get(architecture, ()))).isdisjoint(map(_letters, features))
 
 
+def has_tile_registers(features: Collection[str]) -> bool:
+    """Whether an x86-64 CPU multiplies bfloat16 in the tile registers of AMX; names as for `multiplies_bfloat16`."""
+    return "amxbf16" in map(_letters, features)
+
+
 def check_cpu(target: TargetSpec, directory: Path) -> None:
     """Refuse a compiled file that would stop with an illegal instruction on this machine.
 

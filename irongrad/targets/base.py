@@ -50,11 +50,13 @@ class Ability(StrEnum):
     """What code for a target does faster than elsewhere.
 
     Attributes:
-        HALVES: a product of bfloat16 takes less than half the time of one of float32.
+        HALVES: a product of bfloat16 takes little more than half the time of one of float32, or less.
+        TILES: products of bfloat16 are computed in tile registers, in a sixth of the time of products of float32.
         CONVOLUTIONS: there are kernels of ours for convolutions.
     """
 
     HALVES = "halves"
+    TILES = "tiles"
     CONVOLUTIONS = "convolutions"
 
 

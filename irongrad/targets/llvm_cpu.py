@@ -6,7 +6,7 @@ macOS: only the architecture and the CPU's features matter.
 
 from __future__ import annotations
 
-from irongrad.runtime.cpu import architecture, cpu_features, multiplies_bfloat16
+from irongrad.runtime.cpu import architecture, cpu_features, has_tile_registers, multiplies_bfloat16
 from irongrad.targets.base import DATA_TILING, Ability, Kind, Option, Quirk, Target
 
 # By default IREE 3.13.0 refuses a dispatch if its own tile sizes need more than 32 KiB of stack (33 KiB for the module
@@ -37,10 +37,11 @@ _ARCHITECTURES = {
 }
 
 
-# LLVM's names of CPUs with AMX or AVX512-BF16, except Cooper Lake, whose VDPBF16PS is no faster than float32.
-_WITH_HALVES = frozenset(
-    {"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"} | {"znver4", "znver5"}
-)
+# LLVM's names of CPUs with AMX.
+_WITH_TILES = frozenset({"sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"})
+
+# Those with AMX or AVX512-BF16, except Cooper Lake, whose VDPBF16PS is no faster than float32.
+_WITH_HALVES = _WITH_TILES | {"znver4", "znver5"}
 
 # Those that have the vectors of our kernels.
 _WITH_FMA = _WITH_HALVES | {
@@ -96,6 +97,7 @@ def _abilities(triple: str, cpu: str, features: str) -> frozenset[Ability]:
     if cpu == "host" and architecture() == "x86_64":
         added += cpu_features() or ()
     found = {
+        Ability.TILES: cpu in _WITH_TILES or has_tile_registers(added),
         Ability.HALVES: cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", added),
         Ability.CONVOLUTIONS: cpu in _WITH_FMA or not {"fma", "avx512f"}.isdisjoint(added),
     }

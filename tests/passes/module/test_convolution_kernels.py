@@ -14,14 +14,21 @@ from torch import nn
 import irongrad as ig
 from irongrad.memory_model import product_tiles
 from irongrad.passes.graph.convolutions import Convolutions
+from irongrad.passes.module.matmul_kernels import convolutions
 from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernels
 from irongrad.runtime.cpu import cpu_features
 from tests.fixtures.convolutions import Geometry, results_of
+from tests.fixtures.half_products import AVX512_BF16, runs
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
     pytest.mark.skipif("avx2" not in (cpu_features() or ()), reason="the CPU has no AVX2"),
 ]
+
+needs_halves = pytest.mark.skipif(not runs(AVX512_BF16), reason="needs AVX512-BF16")
+
+# How many products multiply bfloat16 as such, if fewer than two: the others add over odd numbers of neighbours.
+OF_HALVES = {"few inputs": 1, "one input": 0, "one row": 1, "a multiple of each channel": 1, "one dimension": 1}
 
 TARGETS = ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"]
 
@@ -78,6 +85,20 @@ def test_kernels_on_several_threads_give_the_same_numbers_in_every_call():
     GEOMETRIES["many images"].check("llvm-cpu", calls=100)
 
 
+@needs_halves
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_kernels_multiply_bfloat16_as_such(name, counted):
+    GEOMETRIES[name].check_halves("llvm-cpu")
+    assert counted[-1].stats["of halves"] >= OF_HALVES.get(name, 2)
+
+
+@pytest.mark.parametrize("target", ["llvm-cpu:cpu=x86-64-v3", "llvm-cpu"])
+def test_bfloat16_is_widened_where_no_kernel_multiplies_it(target, counted, monkeypatch):
+    monkeypatch.setattr(convolutions, "multiplies_half_windows", lambda tiles: False)
+    PLAIN.check_halves(target)
+    assert counted[-1].stats["convolutions"] > counted[-1].stats["of halves"] == 0
+
+
 @pytest.mark.parametrize("groups", [1, 4, 32], ids=["dense", "groups", "depthwise"])
 def test_a_convolution_may_read_another(groups, counted):
     """Nothing lies between the two, so that the first is replaced while the second still reads it."""
@@ -106,21 +127,34 @@ def test_a_cpu_without_vectors_has_no_kernels(name, counted):
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
+GEOMETRY = {
+    "batch": st.integers(1, 5),
+    "groups": st.sampled_from([1, 1, 1, 2, 3, 8]),
+    "per_group": st.tuples(st.integers(1, 40), st.integers(1, 80)),
+    "sizes": st.tuples(st.integers(1, 12), st.integers(1, 24)),
+    "kernel": st.tuples(st.integers(1, 7), st.integers(1, 9)),
+    "stride": pair,
+    "padding": st.tuples(st.integers(0, 3), st.integers(0, 4)),
+    "dilation": pair,
+}
+
+
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None)
-@given(
-    batch=st.integers(1, 5),
-    groups=st.sampled_from([1, 1, 1, 2, 3, 8]),
-    per_group=st.tuples(st.integers(1, 40), st.integers(1, 80)),
-    sizes=st.tuples(st.integers(1, 12), st.integers(1, 24)),
-    kernel=st.tuples(st.integers(1, 7), st.integers(1, 9)),
-    stride=pair,
-    padding=st.tuples(st.integers(0, 3), st.integers(0, 4)),
-    dilation=pair,
-    target=st.sampled_from(TARGETS),
-)
+@given(target=st.sampled_from(TARGETS), **GEOMETRY)
 def test_kernels_compute_convolutions_of_any_geometry(target, groups, per_group, **moves):
     inner, outer = per_group
     geometry = Geometry(channels=(inner * groups, outer * groups), groups=groups, **moves)
     assume(min(geometry.out) >= 1)
     geometry.check(target)
+
+
+@pytest.mark.slow
+@needs_halves
+@settings(max_examples=80, deadline=None)
+@given(**GEOMETRY)
+def test_kernels_compute_convolutions_of_bfloat16_of_any_geometry(groups, per_group, **moves):
+    inner, outer = per_group
+    geometry = Geometry(channels=(inner * groups, outer * groups), groups=groups, **moves)
+    assume(min(geometry.out) >= 1)
+    geometry.check_halves("llvm-cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from irongrad.passes.graph.convolutions.choice import (
     measured,
 )
 from irongrad.passes.graph.convolutions.forms import Form, forms_of
-from irongrad.passes.graph.convolutions.problem import Problem
+from irongrad.passes.graph.convolutions.problem import Halves, Problem
 from irongrad.passes.graph.convolutions.recognise import Task, tasks_of
 from irongrad.passes.graph.convolutions.windowed import is_windowed
 from irongrad.passes.inline import inline
@@ -80,9 +80,9 @@ class Convolutions(Lowering):
         """Run the pass on one graph."""
         stats: dict[str, int] = {}
         changed = False
-        halves, own = (ability in context.abilities for ability in (Ability.HALVES, Ability.CONVOLUTIONS))
+        own, halves = Ability.CONVOLUTIONS in context.abilities, _halves(context.abilities)
         allowed = {"winograd": self.winograd, "direct": self.direct, "filtered": own, "windowed": own and self.windowed}
-        tasks = [task for node in graph.graph.nodes for task in tasks_of(node, halves=halves)]
+        tasks = [task for node in graph.graph.nodes for task in tasks_of(node, halves)]
         problems = [task.problem for task in tasks]
         of_problems = {task.problem: task for task in tasks}
         defaults = forms = fastest({p: self._default_costs(p, allowed) for p in of_problems}, problems)
@@ -95,7 +95,7 @@ class Convolutions(Lowering):
             costs = {p: known.get(p) or in_seconds(self._default_costs(p, allowed)) for p in defaults}
             forms = fastest(costs, problems)
         for node in list(graph.graph.nodes):
-            for task in tasks_of(node, halves=halves):  # anew: the operands may be nodes that this loop wrote
+            for task in tasks_of(node, halves):  # anew: the operands may be nodes that this loop wrote
                 form = forms[task.problem]
                 stats[form.name] = stats.get(form.name, 0) + 1
                 if task.result is not None or not _is_written(task, form):
@@ -114,6 +114,13 @@ class Convolutions(Lowering):
         for node in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
             for task in tasks_of(node):
                 write(node, task, forms_of(task.problem)[0])
+
+
+def _halves(abilities: Collection[Ability]) -> Halves | None:
+    """How a target with some abilities multiplies bfloat16."""
+    if Ability.HALVES not in abilities:
+        return None
+    return Halves.TILES if Ability.TILES in abilities else Halves.VECTORS
 
 
 def _costs(problem: Problem, allowed: Mapping[str, bool]) -> Costs:

@@ -90,7 +90,7 @@ def _standalone(form: Form, problem: Problem) -> Callable[..., torch.Tensor]:
     """
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
-        if problem.is_half and not form.is_product:
+        if problem.halves and not form.is_product:
             operands = tuple(x.float() for x in operands)
         if not form.channels_last:
             return form.build(operands[0], operands[1], problem)

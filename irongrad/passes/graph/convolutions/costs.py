@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from irongrad.passes.graph.convolutions.problem import Kind, Problem
+from irongrad.passes.graph.convolutions.problem import Halves, Kind, Problem
 
 FLOP = 0.0105  # one operation of a matrix product
-HALF_FLOP = 0.0035  # the same of a product of bfloat16 by AMX, and of copying its operands
+HALF_FLOP = {Halves.TILES: 0.0035, Halves.VECTORS: 0.006}  # the same of bfloat16, and of copying its operands
 DIRECT_FLOP = 0.03  # one operation of a convolution as IREE lowers it, vectorised along the output's width
 DIRECT_OUTPUT = 8.0  # one output of it, where its operations are few
 DIRECT_FEW = 4.0  # slowdown of `direct` if there are fewer output channels than it computes at once
@@ -39,6 +39,7 @@ DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  #
 FILTERED = 0.03  # one multiplication and one addition in a kernel of ours
 PADDED = 0.6  # one element of an image that is copied to where it is padded
 FLIPPED = 2.6  # one element of a weight that is turned, and copied to where a product reads it
+HALF_MOVED = 0.6  # the time that moving numbers of bfloat16 takes, of that of float32
 VECTOR = 16  # the numbers of a vector
 DISPATCH = 5_000.0  # one kernel launch
 _TILE = 16  # data tiling pads every dimension of a matrix product to a multiple of this
@@ -80,18 +81,14 @@ def gathered(problem: Problem) -> float:
     """Return the cost of `gathered`: one product, and the copies of its operands."""
     positions, taps, (inner, outer) = _sides(problem)
     copied = (positions * inner if taps > 1 else 0) + inner * outer
-    return (
-        _product((positions, taps * inner, outer), is_half=problem.is_half)
-        + taps * copied * GATHERED
-        + (taps + 3) * DISPATCH
-    )
+    return _product((positions, taps * inner, outer), problem.halves) + taps * copied * GATHERED + (taps + 3) * DISPATCH
 
 
 def gathered_apart(problem: Problem) -> float:
     """Return the cost of `gathered` for a weight gradient."""
     positions, taps, (inner, outer) = _sides(problem)
     copied = positions * taps * inner * (GATHERED_APART if taps > 1 else 0.0)
-    return _product((outer, positions, taps * inner), is_half=problem.is_half) + copied + (taps + 3) * DISPATCH
+    return _product((outer, positions, taps * inner), problem.halves) + copied + (taps + 3) * DISPATCH
 
 
 def by_row(problem: Problem) -> float:
@@ -99,7 +96,7 @@ def by_row(problem: Problem) -> float:
     positions, taps, (inner, outer) = _sides(problem)
     rows = len(problem.window.taps_along(0))
     copied = (positions * inner if taps > 1 else 0) + inner * outer
-    products = rows * _product((outer, positions, taps // rows * inner), is_half=problem.is_half)
+    products = rows * _product((outer, positions, taps // rows * inner), problem.halves)
     return products + taps * copied * GATHERED / 2 + (taps + 2 * rows + 2) * DISPATCH
 
 
@@ -108,7 +105,7 @@ def scattered(problem: Problem) -> float:
     positions, taps, (inner, outer) = _sides(problem)
     moved = positions * inner * (SCATTERED if taps > 1 else 0.0) + inner * outer * GATHERED
     phases = math.prod(problem.window.stride)
-    return _product((positions, outer, taps * inner), is_half=problem.is_half) + taps * moved + (phases + 3) * DISPATCH
+    return _product((positions, outer, taps * inner), problem.halves) + taps * moved + (phases + 3) * DISPATCH
 
 
 def windowed(problem: Problem) -> float:
@@ -116,7 +113,7 @@ def windowed(problem: Problem) -> float:
 
     A kernel computes whole vectors of columns. If the columns of a weight gradient are no whole vectors, the kernel
     reads a copy of the output's gradient, which is filled up with zeros. The gradient of the input is computed for each
-    phase of the stride.
+    phase of the stride. With tile registers, a kernel of windows multiplies float32.
     """
     window, (inner, outer) = problem.window, problem.channels
     is_input = problem.kind == "input"
@@ -130,7 +127,9 @@ def windowed(problem: Problem) -> float:
     moved = image * PADDED + taps * inner * outer / groups * (FLIPPED if is_input else GATHERED)
     if problem.kind == "weight" and whole > 1:
         moved += positions * outer * whole * GATHERED
-    return 2 * products * whole * FLOP + moved + (phases + 3) * DISPATCH
+    is_vector = problem.halves is Halves.VECTORS
+    flop, narrower = (HALF_FLOP[Halves.VECTORS], HALF_MOVED) if is_vector else (FLOP, 1.0)
+    return 2 * products * whole * flop + narrower * moved + (phases + 3) * DISPATCH
 
 
 def depthwise(problem: Problem) -> float:
@@ -150,5 +149,5 @@ def _sides(problem: Problem) -> tuple[int, int, tuple[int, int]]:
     return problem.positions(problem.window.out), len(problem.window.taps()), problem.channels
 
 
-def _product(sides: Sequence[int], *, is_half: bool = False) -> float:
-    return 2 * (HALF_FLOP if is_half else FLOP) * math.prod(-(-side // _TILE) * _TILE for side in sides)
+def _product(sides: Sequence[int], halves: Halves | None = None) -> float:
+    return 2 * (HALF_FLOP[halves] if halves else FLOP) * math.prod(-(-side // _TILE) * _TILE for side in sides)

@@ -6,9 +6,22 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["forward", "input", "weight"]
+
+
+class Halves(StrEnum):
+    """How a target multiplies bfloat16.
+
+    Attributes:
+        VECTORS: pairs of numbers in vector registers, such as those of AVX512-BF16.
+        TILES: matrices in tile registers, those of AMX.
+    """
+
+    VECTORS = "vectors"
+    TILES = "tiles"
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,8 @@ class Problem:
         channels: the number of input channels, and of output channels.
         groups: the number of groups that the channels are split into.
         window: the geometry of the forward convolution.
-        is_half: whether both operands are widened from bfloat16, of which products take less time.
+        halves: how the target multiplies both operands, if they are widened from bfloat16; None if they are not, or if
+            the target multiplies float32 as fast.
     """
 
     kind: Kind
@@ -83,7 +97,7 @@ class Problem:
     channels: tuple[int, int]
     groups: int
     window: Window
-    is_half: bool = False
+    halves: Halves | None = None
 
     @property
     def is_depthwise(self) -> bool:
@@ -117,4 +131,4 @@ class Problem:
         w = self.window
         moves = (("stride", w.stride), ("padding", w.padding), ("dilation", w.dilation))
         how = [f"{name} {','.join(map(str, values))}" for name, values in moves]
-        return " ".join([self.kind, operands, *how, *["bfloat16"] * self.is_half])
+        return " ".join([self.kind, operands, *how, *["bfloat16"] * (self.halves is not None)])

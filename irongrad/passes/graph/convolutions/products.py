@@ -156,9 +156,13 @@ def weight_gradient_gathered(grad: torch.Tensor, x: torch.Tensor, window: Window
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product; half precision is widened directly before it, so that it is still found to be of half precision."""
-    wide = (x.float() if x.dtype is torch.bfloat16 else x for x in (left, right))
-    return torch.matmul(*wide)
+    """The product of two matrices, or of two batches of them, in float32."""
+    return torch.matmul(*widened(left, right))
+
+
+def widened(*operands: torch.Tensor) -> list[torch.Tensor]:
+    """The operands of a product, widened directly before it: so it is still found to be one of half precision."""
+    return [x.float() if x.dtype is torch.bfloat16 else x for x in operands]
 
 
 def _is_long(weight: torch.Tensor, window: Window) -> bool:

@@ -13,7 +13,7 @@ from torch.fx import Node
 from irongrad.graph.nodes import value_of
 from irongrad.operators.decompositions.convolution import KEPT
 from irongrad.operators.decompositions.windows import each
-from irongrad.passes.graph.convolutions.problem import Kind, Problem, Window
+from irongrad.passes.graph.convolutions.problem import Halves, Kind, Problem, Window
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -42,18 +42,18 @@ class Task:
     @property
     def narrow_operands(self) -> tuple[Node, ...]:
         """The operands as bfloat16, if the problem is one of bfloat16; else the operands."""
-        return tuple(_narrow(node) or node for node in self.operands) if self.problem.is_half else self.operands
+        return tuple(_narrow(node) or node for node in self.operands) if self.problem.halves else self.operands
 
 
-def tasks_of(node: Node, *, halves: bool = False) -> list[Task]:
+def tasks_of(node: Node, halves: Halves | None = None) -> list[Task]:
     """Return the tasks of `node`, if it is a convolution of one or two dimensions or the backward of one.
 
     Args:
         node: any node of a graph.
-        halves: whether operands that are widened from bfloat16 make a problem of bfloat16.
+        halves: how operands are multiplied that are widened from bfloat16; None if they are no others than float32.
     """
     found = _tasks_of(node)
-    return [replace(t, problem=replace(t.problem, is_half=t.is_widened)) for t in found] if halves else found
+    return [replace(t, problem=replace(t.problem, halves=halves)) if t.is_widened else t for t in found]
 
 
 def _tasks_of(node: Node) -> list[Task]:

@@ -13,7 +13,7 @@ from irongrad.memory_model.product_tiles import has_windows, slides, stretch_of
 from irongrad.operators.decompositions.convolution import zero_padded
 from irongrad.passes.graph.convolutions.depthwise import gradient_by_phase
 from irongrad.passes.graph.convolutions.problem import Problem, Window
-from irongrad.passes.graph.convolutions.products import gathered_product, gathered_products
+from irongrad.passes.graph.convolutions.products import gathered_product, gathered_products, widened
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def windowed(x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Ten
     if not slides(window.kernel, window.out):
         return gathered_product(x, weight, window) if groups == 1 else gathered_products(x, weight, window)
     geometry = [window.stride, [0, 0], window.dilation, False, [0, 0], groups]
-    result: torch.Tensor = aten.convolution.default(_padded(x, window), weight, None, *geometry)
+    result: torch.Tensor = aten.convolution.default(*widened(_padded(x, window), weight), None, *geometry)
     return result
 
 
@@ -61,7 +61,7 @@ def windowed_weight_gradient(grad: torch.Tensor, x: torch.Tensor, problem: Probl
     window, groups = problem.window, problem.groups
     images = _padded(x, window).unflatten(1, (groups, -1)).permute(2, 1, 0, 3, 4).flatten(1, 2)
     geometry = [window.dilation, [0, 0], window.stride, False, [0, 0], groups]
-    result: torch.Tensor = aten.convolution.default(images, grad.transpose(0, 1), None, *geometry)
+    result: torch.Tensor = aten.convolution.default(*widened(images, grad.transpose(0, 1)), None, *geometry)
     return result.transpose(0, 1)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import Tile, window_tile_for
+from irongrad.memory_model.product_tiles import Tile, multiplies_half_windows, window_tile_for
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.transposes import read_instead
 from irongrad.passes.base import PassResult
+from irongrad.passes.module.matmul_kernels.halves import rounding
 from irongrad.passes.module.matmul_kernels.operands import in_blocks
 from irongrad.passes.module.matmul_kernels.products import Tiles
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel
@@ -31,8 +33,10 @@ class ConvolutionKernels(ModulePass):
         %r = flow.dispatch @windows_0_...::@windows_0_...(%padded, %weight in blocks of o) : tensor<n x h x w x o>
 
     The weight gradient is a sum of the same kind. Readers of the result that are `linalg.generic` read it as the kernel
-    writes it. For all others it is transposed. IREE compiles what is of another type or of unknown sizes, what is
-    smaller than a kernel is worth, and what has no windows: there the kernel has one tap or one position.
+    writes it. For all others it is transposed. Operands that are widened from bfloat16 are multiplied as bfloat16 by
+    AVX512-BF16, if they have even numbers of neighbours to add over. IREE compiles what is of another type or of
+    unknown sizes, what is smaller than a kernel is worth, and what has no windows: there the kernel has one tap or one
+    position.
     """
 
     name: ClassVar[str] = "convolution-kernels"
@@ -43,11 +47,13 @@ class ConvolutionKernels(ModulePass):
         if tiles is None:
             return PassResult(False)
         kernels = Kernels(module, add_executable, _name)
-        launched = 0
-        for windows in windows_in(module):
-            _launch(windows, window_tile_for(windows.product.sizes, tiles.of_floats), kernels)
-            launched += 1
-        return PassResult(launched > 0, {"convolutions": launched, "kernels": kernels.count})
+        launched: Counter[bool] = Counter()
+        for windows in windows_in(module, halves=multiplies_half_windows(tiles.of_halves)):
+            of_type = tiles.of_halves if windows.is_half else tiles.of_floats
+            _launch(windows, window_tile_for(windows.product.sizes, of_type), kernels)
+            launched[windows.is_half] += 1
+        stats = {"convolutions": launched.total(), "of halves": launched[True], "kernels": kernels.count}
+        return PassResult(bool(launched), stats)
 
 
 def _name(kernel: ProductKernel, number: int) -> str:
@@ -65,14 +71,28 @@ def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> No
         right, matrix = in_blocks(product, -(-sizes["c"] // tile.columns) * tile.columns, windows.summands)
     shape = MatmulShape(sizes["b"], sizes["r"], sizes["c"], sizes["k"])
     pads = matrix.elements > math.prod(product.right[0].type.shape)
-    kernel = ProductKernel(shape, tile, windows.image, matrix, False, pads_right=pads, batch_inside=True)
+    rounds = rounding(operation.results[0]) if windows.is_half else None
+    kernel = ProductKernel(
+        shape,
+        tile,
+        windows.image,
+        matrix,
+        False,
+        multiplies_halves=windows.is_half,
+        is_rounded=rounds is not None,
+        pads_right=pads,
+        batch_inside=True,
+    )
     letters = "".join(x for x in windows.rows + "bc" if x in windows.result)
-    of = dict(zip(windows.result, operation.results[0].type.shape, strict=True))
-    with operation.location, ir.InsertionPoint(operation):
-        kind = ir.RankedTensorType.get([of[x] for x in letters], ir.F32Type.get())
+    last = rounds or operation
+    of_result = last.results[0].type
+    of = dict(zip(windows.result, of_result.shape, strict=True))
+    with last.location, ir.InsertionPoint(last):
+        kind = ir.RankedTensorType.get([of[x] for x in letters], of_result.element_type)
         result = flow.DispatchOp([kind], [], kernels.entry_point(kernel), [product.left[0], right], [], []).results[0]
-        read_instead(operation.results[0], (result, letters), windows.result)
-    operation.erase()
+        read_instead(last.results[0], (result, letters), windows.result)
+    for done in dict.fromkeys((last, operation)):
+        done.erase()
 
 
 PASS = ConvolutionKernels

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from iree.compiler import ir
+from iree.compiler.dialects import arith
 
-from irongrad.mlir.linalg import RESHAPES, inputs_of, is_elementwise
+from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise
 
 HALF = "bf16"
 
@@ -39,6 +41,48 @@ def rounding(result: Any) -> Any | None:
     if len(readers) != 1 or not _converts(readers[0], "arith.truncf"):
         return None
     return readers[0] if str(readers[0].results[0].type.element_type) == HALF else None
+
+
+def pairs_along(image: Any, dimension: int, step: int) -> Any:
+    """The pairs of the numbers of a tensor of bfloat16 that are `step` apart, at the current insertion point.
+
+    Returns:
+        A tensor of 32-bit integers, shorter by `step` along `dimension`. The low half is the first number of the pair.
+    """
+    shape = list(image.type.shape)
+    shape[dimension] -= step
+    starts = [0] * len(shape), [step if d == dimension else 0 for d in range(len(shape))]
+    parts = [_part(image, start, shape) for start in starts]
+    pair, half = (ir.IntegerType.get_signless(width) for width in (32, 16))
+    kind = ir.RankedTensorType.get(shape, pair)
+    whole = ir.AffineMapAttr.get(ir.AffineMap.get_identity(len(shape)))
+    operation = ir.Operation.create(
+        GENERIC,
+        [kind],
+        [*parts, ir.Operation.create("tensor.empty", [kind]).result],
+        {
+            "indexing_maps": ir.ArrayAttr.get([whole] * 3),
+            "iterator_types": ir.ArrayAttr.get([ir.Attribute.parse("#linalg.iterator_type<parallel>")] * len(shape)),
+            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([2, 1]),
+        },
+        regions=1,
+    )
+    body = operation.regions[0].blocks.append(*[part.type.element_type for part in parts], pair)
+    with ir.InsertionPoint(body):
+        bits = [arith.bitcast(half, number) for number in list(body.arguments)[:2]]
+        low, high = (arith.extui(pair, number) for number in bits)
+        high = arith.shli(high, arith.constant(pair, 16))
+        ir.Operation.create("linalg.yield", operands=[arith.ori(low, high)])
+    return operation.result
+
+
+def _part(tensor: Any, start: Sequence[int], shape: Sequence[int]) -> Any:
+    """The part of a tensor of the given shape that begins at `start`."""
+    kind = ir.RankedTensorType.get(shape, tensor.type.element_type)
+    static = {"static_offsets": start, "static_sizes": shape, "static_strides": [1] * len(shape)}
+    attributes = {name: ir.DenseI64ArrayAttr.get(values) for name, values in static.items()}
+    segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0, 0, 0])}
+    return ir.Operation.create("tensor.extract_slice", [kind], [tensor], attributes | segments).result
 
 
 def _converts(operation: Any, name: str) -> bool:

@@ -7,6 +7,7 @@ in memory of the thread until the last block is added. The thread then adds the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -18,7 +19,7 @@ from iree.compiler.dialects import arith, llvm, memref, scf, vector
 from irongrad.memory_model.product_tiles import AMX_SUMMANDS
 from irongrad.mlir.loop_code import constant, each, fixed, least, loop, number, vector_of, zeros
 from irongrad.passes.module.matmul_kernels import amx
-from irongrad.passes.module.matmul_kernels.places import Memory, Place
+from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, left_rows
 from irongrad.passes.module.matmul_kernels.squares import transposed
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 
@@ -80,13 +81,16 @@ class PairCode:
 
     def _interleave_rows(self, batch: Any, column: Any, first: Any, end: Any) -> None:
         """Copy a block of which columns are neighbours in memory; registers of AMX are filled up with zeros."""
-        columns = self.kernel.tile.columns
+        tile, right = self.kernel.tile, self.kernel.right
+        columns, width = tile.columns, tile.columns if right.outer.width is None else tile.width
         b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
-        right, kind = self.kernel.right, _halves(columns)
         with each(first, end, 2) as summand:
-            offsets = (b * right.batch + right.outer.to(c) + right.summand.to(k + step) for step in range(2))
-            rows = [vector.load(kind, self.memory.right, [number(o, batch, column, summand)]) for o in offsets]
-            vector.store(vector.interleave(*rows), self.block, [self._row(first, summand)])
+            for beyond in range(0, columns, width):
+                begin = b * right.batch + right.outer.to(c + beyond)
+                offsets = [number(begin + right.summand.to(k + step), batch, column, summand) for step in range(2)]
+                rows = [vector.load(_halves(width), self.memory.right, [offset]) for offset in offsets]
+                place = number(b + 2 * beyond, self._row(first, summand))
+                vector.store(vector.interleave(*rows), self.block, [place])
         if self.rest is not None:
             whole = number(ir.AffineExpr.get_ceil_div(b, AMX_SUMMANDS) * AMX_SUMMANDS, end)
             with each(end, whole, 2) as summand:
@@ -178,7 +182,7 @@ class PairCode:
         tile = self.kernel.tile
         rows = min(tile.rows, _ROWS) if tile.is_amx else tile.rows
         with each(constant(0), constant(tile.rows), rows) as above:
-            a = ir.AffineExpr.get_dim(1)
+            b, a = (ir.AffineExpr.get_dim(i) for i in range(2))
             places = [
                 number(self._sum() + (a + i) * tile.columns + j * tile.width, place.strip, above)
                 for i, j in product(range(rows), range(tile.vectors))
@@ -188,16 +192,45 @@ class PairCode:
             is_first = self._is_first(place)
             begun = [arith.select(is_first, zero, vector.load(kind, self.sums, [p])) for p in places]
 
-            def add(summand: Any, sums: list[Any]) -> list[Any]:
-                right = [self._pairs(place.summand, summand, j) for j in range(tile.vectors)]
-                left = [self._pair(place, above, summand, i) for i in range(rows)]
-                return [
-                    _dot(sums[i * tile.vectors + j], left[i], right[j])
-                    for i, j in product(range(rows), range(tile.vectors))
-                ]
-
-            for total, p in zip(loop(place.summand, self._end(place.summand), 2, begun, add), places, strict=True):
+            left = left_rows(self.kernel, place.batch, number(b + a, place.row, above), rows)
+            sums = self._added(place.summand, left, begun)
+            for total, p in zip(sums, places, strict=True):
                 vector.store(total, self.sums, [p])
+
+    def _added(self, begin: Any, rows: Sequence[Any], sums: list[Any]) -> list[Any]:
+        """The sums after the block that begins at `begin` is added; `rows` is where rows begin on the left."""
+        end, stretch, pairs = self._end(begin), self.kernel.stretch, self.kernel.left.summand.of_pairs
+        if stretch is None:
+            return self._add_stretch(begin, (begin, end), rows, sums)
+
+        def add(first: Any, sums: list[Any]) -> list[Any]:
+            f, r = (ir.AffineExpr.get_dim(i) for i in range(2))
+            pair = ir.AffineExpr.get_floor_div(f, 2)
+            of_rows = [number(r + pairs.to(pair) - pair * pairs.one, first, row) for row in rows]
+            return self._add_stretch(begin, (first, number(f + stretch, first)), of_rows, sums)
+
+        return loop(begin, end, stretch, sums, add)
+
+    def _add_stretch(self, begin: Any, bounds: tuple[Any, Any], rows: Sequence[Any], sums: list[Any]) -> list[Any]:
+        """The sums after the summands within `bounds` are added, between whose pairs the left operand has one stride.
+
+        Args:
+            begin: the first summand of the block.
+            bounds: the first summand, and the first that is not added.
+            rows: where the summand 0 of each row would be in the left operand with that stride.
+            sums: the sums before.
+        """
+        tile, (r, k) = self.kernel.tile, (ir.AffineExpr.get_dim(i) for i in range(2))
+        step = self.kernel.left.summand.of_pairs.one // 2
+
+        def add(summand: Any, sums: list[Any]) -> list[Any]:
+            right = [self._pairs(begin, summand, j) for j in range(tile.vectors)]
+            left = [self._pair(number(r + k * step, row, summand)) for row in rows]
+            return [
+                _dot(sums[i * tile.vectors + j], x, y) for (i, x), (j, y) in product(enumerate(left), enumerate(right))
+            ]
+
+        return loop(*bounds, 2, sums, add)
 
     def _pairs(self, first: Any, summand: Any, j: int) -> Any:
         """The pairs of the block for vector `j` of a row of results."""
@@ -207,11 +240,9 @@ class PairCode:
             _halves(2 * tile.width), self.block, [number((k - f) * tile.columns + 2 * tile.width * j, first, summand)]
         )
 
-    def _pair(self, place: Place, above: Any, summand: Any, i: int) -> Any:
-        """A pair of the left operand, of row `above + i` of the strip, as often as a vector has pairs."""
-        b, r, a, k = (ir.AffineExpr.get_dim(i) for i in range(4))
-        left, width = self.kernel.left, self.kernel.tile.width
-        offset = number(b * left.batch + left.outer.to(r + a + i) + k, place.batch, place.row, above, summand)
+    def _pair(self, offset: Any) -> Any:
+        """A pair of the left operand, as often as a vector has pairs."""
+        width = self.kernel.tile.width
         pair = vector.load(_halves(2), self.memory.left, [offset])
         one = vector.extract(vector.bitcast(ir.VectorType.get([1], _integer()), pair), [], [0])
         every = vector.broadcast(ir.VectorType.get([width], _integer()), one)
@@ -219,7 +250,7 @@ class PairCode:
 
     def _write_results(self, place: Place) -> None:
         """Write the rows of the result that are not in the strip before."""
-        sizes, tile = self.kernel.sizes, self.kernel.tile
+        tile, (of_batch, of_row) = self.kernel.tile, self.kernel.result
         b, r, c, i = (ir.AffineExpr.get_dim(n) for n in range(4))
         kind = vector_of(tile.width)
         rows = [
@@ -235,8 +266,12 @@ class PairCode:
                     value = arith.addf(value, rows[j])
                 if self.kernel.is_rounded:
                     value = arith.truncf(_halves(tile.width), value)
-                offset = b * (sizes.rows * sizes.columns) + (r + i) * sizes.columns + c + beyond
-                vector.store(value, self.memory.result, [number(offset, place.batch, place.row, place.column, line)])
+                offset = b * of_batch + (r + i) * of_row + c + beyond
+                at = number(offset, place.batch, place.row, place.column, line)
+                if self.kernel.pads_right:
+                    vector.maskedstore(self.memory.result, [at], existing(self.kernel, place.column, beyond), value)
+                else:
+                    vector.store(value, self.memory.result, [at])
 
     def _sum(self) -> ir.AffineExpr:
         """The place of a tile's first sum, of the strip that the first dimension names."""

@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from iree.compiler import ir
+from iree.compiler.dialects import arith, vector
+
+from irongrad.mlir.loop_code import fixed, number
+from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -42,3 +48,20 @@ class Place:
     panel: Any
     column: Any
     summand: Any
+
+
+def left_rows(kernel: ProductKernel, batch: Any, row: Any, count: int) -> list[Any]:
+    """Where each of `count` rows, from `row` on, begins in the left operand."""
+    outer, (b, r) = kernel.left.outer, (ir.AffineExpr.get_dim(i) for i in range(2))
+    is_apart = outer.width is None or (outer.width % count == 0 and kernel.sizes.rows % count == 0)
+    if not is_apart:
+        return [number(b * kernel.left.batch + outer.to(r + i), batch, row) for i in range(count)]
+    first = number(b * kernel.left.batch + outer.to(r), batch, row)
+    return [number(b + i * outer.one, first) for i in range(count)]
+
+
+def existing(kernel: ProductKernel, column: Any, beyond: int) -> Any:
+    """Which columns of a vector the result has; the vector begins `beyond` behind `column`."""
+    left = number(fixed(kernel.sizes.columns - beyond) - ir.AffineExpr.get_dim(0), column)
+    kind = ir.VectorType.get([kernel.tile.width], ir.IndexType.get())
+    return arith.cmpi(arith.CmpIPredicate.slt, vector.step(kind), vector.broadcast(kind, left))

@@ -147,13 +147,13 @@ def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
 
 def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[str]) -> Product | None:
     """The product of bfloat16 that `operation` is; None if it is of float32, or if a kernel cannot read an operand."""
-    left, right = (_half_source(v, of) for v, of in zip(list(operation.operands)[:2], of_operands, strict=False))
+    left, right = (half_source(v, of) for v, of in zip(list(operation.operands)[:2], of_operands, strict=False))
     if left is None or right is None or "k" not in left[1] or not {"c", "k"} <= set(right[1]):
         return None
     return Product(operation, sizes, left, right)
 
 
-def _half_source(value: Any, letters: str) -> Lettered | None:
+def half_source(value: Any, letters: str) -> Lettered | None:
     """The source of an operand as bfloat16, widened before or after it is transposed; None if it is float32."""
     source, of_source = lettered_source(value, letters)
     narrow = narrowed(source)

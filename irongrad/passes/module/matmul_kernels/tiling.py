@@ -74,6 +74,13 @@ class Strides:
         block, inside = ir.AffineExpr.get_floor_div(index, self.width), ir.AffineExpr.get_mod(index, self.width)
         return self.of_blocks.to(block) + inside * self.one
 
+    @property
+    def of_pairs(self) -> Strides:
+        """The strides between every second element; blocks are of even numbers of elements."""
+        if self.width is None or self.of_blocks is None:
+            return Strides(2 * self.one)
+        return self.of_blocks if self.width == 2 else Strides(2 * self.one, self.width // 2, self.of_blocks)
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -121,7 +128,7 @@ class ProductKernel:
     Attributes:
         sizes: the sizes of the product; it has at least the tile's rows and columns.
         tile: the results that registers hold.
-        left: the layout of the left operand.
+        left: the layout of the left operand. Of bfloat16, the two numbers of a pair of summands are neighbours.
         right: the layout of the right operand; columns within a block are contiguous.
         adds_row: whether the kernel adds a row to all rows of the result.
         packing: how the right operand is stored, if not as float32; its strides then count numbers, not elements.
@@ -189,23 +196,25 @@ class ProductKernel:
     def stretch(self) -> int | None:
         """How many summands a loop of their own adds, along which the left operand has one stride.
 
-        None if it has one stride along the whole reduction dimension.
+        None if it has one stride along the whole reduction dimension. Of bfloat16, this is the stride between pairs.
         """
+        if self.multiplies_halves:
+            pairs = self.left.summand.of_pairs.width
+            return None if pairs is None else 2 * longest_stretch(pairs, self._most_depth // 2)
         width = self.left.summand.width
         return None if width is None else longest_stretch(width, self._most_depth)
 
     @property
     def depth(self) -> int:
         """The length of a block of the reduction dimension; all rows of a part use one block before the next starts."""
-        summands, columns = self.sizes.summands, self.tile.columns
-        if self.multiplies_halves:
-            return _stretch(summands, _PAIRS // (2 * columns), AMX_SUMMANDS)
-        unit = self.stretch or LINE
-        return _stretch(summands, max(self._most_depth, unit), unit)
+        unit = self.stretch or (AMX_SUMMANDS if self.multiplies_halves else LINE)
+        return _stretch(self.sizes.summands, max(self._most_depth, unit), unit)
 
     @property
     def _most_depth(self) -> int:
-        """The most summands in a block of float32."""
+        """The most summands in a block."""
+        if self.multiplies_halves:
+            return _PAIRS // (2 * self.tile.columns)
         return min(self._right_bytes // (4 * self.tile.columns), longest_block(self.sizes.summands))
 
     @property

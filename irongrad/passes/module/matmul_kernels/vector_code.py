@@ -28,7 +28,7 @@ from irongrad.mlir.loop_code import (
     zeros,
 )
 from irongrad.passes.module.matmul_kernels.pair_code import PairCode
-from irongrad.passes.module.matmul_kernels.places import Memory, Place
+from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, left_rows
 from irongrad.passes.module.matmul_kernels.right_block import RightBlock
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 
@@ -173,7 +173,7 @@ def _store(kernel: ProductKernel, result: Any, sums: Any, at: Any, place: Place,
         vector.store(sums, result, [at])
         return
     if kernel.pads_right:
-        vector.maskedstore(result, [at], _existing(kernel, place, beyond), sums)
+        vector.maskedstore(result, [at], existing(kernel, place.column, beyond), sums)
         return
     p, c = (ir.AffineExpr.get_dim(i) for i in range(2))
     before = number(p * kernel.tile.columns - c - beyond, place.panel, place.column)
@@ -187,14 +187,7 @@ def _stored(kernel: ProductKernel, result: Any, at: Any, place: Place, beyond: i
     kind = vector_of(kernel.tile.width)
     if not kernel.pads_right:
         return vector.load(kind, result, [at])
-    return vector.maskedload(kind, result, [at], _existing(kernel, place, beyond), zeros(kind))
-
-
-def _existing(kernel: ProductKernel, place: Place, beyond: int) -> Any:
-    """Which of the columns of a vector, `beyond` the first of a tile, the result has."""
-    left = number(fixed(kernel.sizes.columns - beyond) - ir.AffineExpr.get_dim(0), place.column)
-    kind = ir.VectorType.get([kernel.tile.width], ir.IndexType.get())
-    return arith.cmpi(arith.CmpIPredicate.slt, vector.step(kind), vector.broadcast(kind, left))
+    return vector.maskedload(kind, result, [at], existing(kernel, place.column, beyond), zeros(kind))
 
 
 def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: Any) -> list[Any]:
@@ -213,7 +206,7 @@ def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: An
 
 def _added(kernel: ProductKernel, memory: Memory, place: Place, begun: list[Any]) -> list[Any]:
     """The results after one block of the reduction dimension is added."""
-    rows = _left_rows(kernel, place)
+    rows = left_rows(kernel, place.batch, place.row, kernel.tile.rows)
     if kernel.round == kernel.sizes.summands:
         return _add_round(kernel, memory, place, place.summand, rows, begun)
     d = ir.AffineExpr.get_dim(0)
@@ -256,17 +249,6 @@ def _add_stretch(
         return _add_round(kernel, memory, place, summand, at, sums)
 
     return loop(*bounds, kernel.round, sums, add)
-
-
-def _left_rows(kernel: ProductKernel, place: Place) -> list[Any]:
-    """Where each row of a tile begins in the left operand."""
-    outer, tile = kernel.left.outer, kernel.tile
-    b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
-    is_apart = outer.width is None or (outer.width % tile.rows == 0 and kernel.sizes.rows % tile.rows == 0)
-    if not is_apart:
-        return [number(b * kernel.left.batch + outer.to(r + i), place.batch, place.row) for i in range(tile.rows)]
-    first = number(b * kernel.left.batch + outer.to(r), place.batch, place.row)
-    return [number(b + i * outer.one, first) for i in range(tile.rows)]
 
 
 def _add_round(

@@ -4,6 +4,9 @@ Both are sums of products of an image and another tensor. Each loop of the image
 and its spatial dimensions are sums of one of each. So a row of the left operand is a window of the image, and windows
 overlap in memory. The kernel reads them there, with the strides of rows and of summands: nothing is copied.
 
+Of bfloat16, a kernel multiplies pairs of summands, which have to be neighbours. Channels are. Positions, over which a
+weight gradient adds, are not. The kernel then reads a copy of the image, which has a pair of positions for each one.
+
 The idea is that of implicit products (S. Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning",
 arXiv:1410.0759, section 3).
 """
@@ -11,9 +14,9 @@ arXiv:1410.0759, section 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from iree.compiler import ir
 
@@ -22,12 +25,16 @@ from irongrad.mlir.contractions import Dimension, dimensions_of, is_sum_of_produ
 from irongrad.mlir.letters import dimensions_in, lettered_source
 from irongrad.mlir.transposes import Lettered, copied
 from irongrad.mlir.walk import inside
-from irongrad.passes.module.matmul_kernels.products import Product
+from irongrad.passes.module.matmul_kernels.halves import HALF, pairs_along
+from irongrad.passes.module.matmul_kernels.products import Product, half_source
 from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
 
 # The letters of loops. `b` is that of a batch of products, and `c` that of their columns.
 _LETTERS = "adefghijklm"
 _BATCH, _COLUMN = "b", "c"
+
+# The letters of an image's dimensions, before it is known which loops they have.
+_PLACES = "tuvwxyz"
 
 # A dimension of an image: the letters of its loops, each with the factor of its index.
 _Dimension: TypeAlias = tuple[tuple[str, int], ...]
@@ -57,6 +64,7 @@ class Windows:
         rows: the letters of the result's loops in the image, from the outermost to the innermost.
         summands: those of the loops of the sum.
         result: the letters of the result as its readers know it.
+        is_half: whether both operands are bfloat16.
     """
 
     product: Product
@@ -64,6 +72,7 @@ class Windows:
     rows: str
     summands: str
     result: str
+    is_half: bool
 
     @property
     def reads_in_order(self) -> bool:
@@ -78,17 +87,33 @@ class Windows:
         return Matrix(sizes["k"] * batch * columns, columns if batch > 1 else 0, Strides(1), Strides(batch * columns))
 
 
-def windows_in(module: ir.Module) -> Iterator[Windows]:
-    """The convolutions and weight gradients of a module that are of float32 and of known sizes.
+class _Image(NamedTuple):
+    """An image.
+
+    Attributes:
+        value: the tensor.
+        dims: the loops of each of its dimensions.
+    """
+
+    value: Any
+    dims: list[_Dimension]
+
+
+def windows_in(module: ir.Module, *, halves: bool) -> Iterator[Windows]:
+    """The convolutions and weight gradients of a module that are of known sizes, of float32 or widened from bfloat16.
 
     Each may be replaced before the next is asked for: one may read another.
+
+    Args:
+        module: the module.
+        halves: whether kernels multiply bfloat16 as such.
     """
     for operation in [op for op in inside(module.operation) if is_sum_of_products(op)]:
-        if (found := _windows_of(operation)) is not None:
+        if (found := _windows_of(operation, halves=halves)) is not None:
             yield found
 
 
-def _windows_of(operation: Any) -> Windows | None:
+def _windows_of(operation: Any, *, halves: bool) -> Windows | None:
     """What a sum of products computes; None if it is no product of windows."""
     maps = [m.value for m in operation.attributes["indexing_maps"]]
     by_operand = [dimensions_of(m) for m in maps[:2]]
@@ -103,30 +128,53 @@ def _windows_of(operation: Any) -> Windows | None:
     names = _names(of_image, of_other, of_result)
     if names is None:
         return None
-    image = [tuple((names[number], factor) for number, factor in of) for of in of_image]
+    dims = [tuple((names[number], factor) for number, factor in of) for of in of_image]
     other, result = ("".join(names[number] for number in of) for of in (of_other, of_result))
-    operands = list(operation.operands)
-    return _windows(operation, (operands[place], image), (operands[1 - place], other), result)
+    operands = (operation.operands[place], _PLACES[: len(dims)]), (operation.operands[1 - place], other)
+    if halves:
+        image, right = (half_source(*operand) for operand in operands)
+        if image and right and (found := _windows(operation, _image(image, dims), right, result)):
+            return found
+    image, right = (lettered_source(*operand) for operand in operands)
+    return _windows(operation, _image(image, dims), right, result)
 
 
-def _windows(operation: Any, image: tuple[Any, Sequence[_Dimension]], other: Lettered, result: str) -> Windows | None:
+def _image(source: Lettered, dims: Sequence[_Dimension]) -> _Image:
+    """An image that may be the transpose of one with the dimensions `dims`."""
+    value, places = source
+    return _Image(value, [dims[_PLACES.index(x)] for x in places])
+
+
+def _windows(operation: Any, image: _Image, right: Lettered, result: str) -> Windows | None:
     """A product of windows, from its image, its other operand, and the letters of its result; None without a kernel."""
-    shapes = (other[1], other[0].type.shape), (result, operation.results[0].type.shape)
+    shapes = (right[1], right[0].type.shape), (result, operation.results[0].type.shape)
     sizes = {letter: size for of in shapes for letter, size in zip(*of, strict=True)}
-    value, dimensions = _channels_last(operation, *image)
-    levels = _levels(value.type.shape, dimensions, sizes)
+    is_half = str(image.value.type.element_type) == HALF
+    order = _channels_last(image.dims, result if is_half else None)
+    dims, shape = ([of[d] for d in order] for of in (image.dims, image.value.type.shape))
+    levels = _levels(shape, dims, sizes)
+    inner = next(x for x in levels if x.letter not in result)
+    paired = _Pairing.of(dims, inner.letter) if is_half and inner.stride > 1 else None
+    if paired is not None:
+        shape[paired.dimension] -= paired.step
+        levels = list(_in_pairs(_levels(shape, dims, sizes), inner))
     batch = [x for x in levels if x.letter == _BATCH]
     rows = [x for x in levels if x.letter in result and x not in batch]
     summands = [x for x in levels if x.letter not in result]
     counts = (math.prod(x.size for x in of) for of in (batch, rows, summands))
-    shape = dict(zip("brk", counts, strict=True)) | {"c": sizes[_COLUMN]}
-    strides = _strides(rows), _strides(summands)
-    if not has_windows(shape, strides[1].width or shape["k"]):
+    of_product = dict(zip("brk", counts, strict=True)) | {"c": sizes[_COLUMN]}
+    elements = math.prod(shape) * (1 if paired is None else 2)
+    matrix = Matrix(elements, sum(x.stride for x in batch), _strides(rows), _strides(summands))
+    if (is_half and inner.size % 2) or not has_windows(
+        of_product, _stretch(matrix, of_product, is_half), halves=is_half
+    ):
         return None
-    product = Product(operation, shape, (value, "rk"), lettered_source(*other))
-    matrix = Matrix(math.prod(value.type.shape), sum(x.stride for x in batch), *strides)
-    of_rows, of_summands = ("".join(x.letter for x in reversed(of)) for of in (rows, summands))
-    return Windows(product, matrix, of_rows, of_summands, result)
+    with operation.location, ir.InsertionPoint(operation):
+        value = _transposed(image.value, order)
+        value = value if paired is None else pairs_along(value, *paired)
+    product = Product(operation, of_product, (value, "rk"), right)
+    of_rows, of_summands = ("".join(dict.fromkeys(x.letter for x in reversed(of))) for of in (rows, summands))
+    return Windows(product, matrix, of_rows, of_summands, result, is_half)
 
 
 def _names(image: Sequence[Dimension], other: Sequence[int], result: Sequence[int]) -> dict[int, str] | None:
@@ -148,19 +196,30 @@ def _names(image: Sequence[Dimension], other: Sequence[int], result: Sequence[in
     return names | dict.fromkeys(batch, _BATCH) | dict.fromkeys(columns, _COLUMN)
 
 
-def _channels_last(operation: Any, image: Any, dims: Sequence[_Dimension]) -> tuple[Any, list[_Dimension]]:
-    """The image with its channels innermost, so that long stretches of it have one stride.
+def _channels_last(dims: Sequence[_Dimension], of_pairs: str | None) -> list[int]:
+    """The order of an image's dimensions with its channels innermost, so that long stretches of it have one stride.
 
-    Images and channels are the dimensions that are not spatial. If only one of them is there, the image stays as it is.
+    Images and channels are the dimensions that are not spatial. If only one of them is there, the image stays as it is,
+    except where pairs of channels are multiplied.
+
+    Args:
+        dims: the loops of each dimension.
+        of_pairs: the letters of the result, if pairs of summands have to be neighbours.
     """
-    places = "tuvwxyz"[: len(dims)]
-    value, letters = lettered_source(image, places)
-    plain = [x for x in letters if len(dims[places.index(x)]) == 1]
-    if len(plain) > 1 and letters[-1] not in plain:
-        order = letters.replace(plain[-1], "") + plain[-1]
-        with operation.location, ir.InsertionPoint(operation):
-            value, letters = copied((value, letters), order), order
-    return value, [dims[places.index(x)] for x in letters]
+    plain = [d for d, of in enumerate(dims) if len(of) == 1]
+    every = list(range(len(dims)))
+    adds_channels = of_pairs is not None and any(dims[d][0][0] not in of_pairs for d in plain)
+    if plain and (len(plain) > 1 or adds_channels) and every[-1] not in plain:
+        every.remove(plain[-1])
+        every.append(plain[-1])
+    return every
+
+
+def _transposed(value: Any, order: Sequence[int]) -> Any:
+    """`value` with its dimensions in another order, copied at the current insertion point if anything moves."""
+    letters = _PLACES[: len(order)]
+    moved = "".join(letters[d] for d in order)
+    return value if moved == letters else copied((value, letters), moved)
 
 
 def _levels(shape: Sequence[int], dims: Sequence[_Dimension], sizes: dict[str, int]) -> list[Level]:
@@ -170,6 +229,36 @@ def _levels(shape: Sequence[int], dims: Sequence[_Dimension], sizes: dict[str, i
         found += [Level(letter, sizes[letter], factor * apart) for letter, factor in of]
         apart *= size
     return found
+
+
+class _Pairing(NamedTuple):
+    """Along which dimension of an image pairs are made, and of positions how far apart."""
+
+    dimension: int
+    step: int
+
+    @classmethod
+    def of(cls, dims: Sequence[_Dimension], letter: str) -> Self:
+        """The pairs of neighbours along a loop."""
+        return next(cls(d, step) for d, of in enumerate(dims) for x, step in of if x == letter)
+
+
+def _in_pairs(levels: Sequence[Level], inner: Level) -> Iterator[Level]:
+    """The loops of an image of pairs, of which each second one along `inner` is read; strides count numbers."""
+    for level in levels:
+        if level.letter == inner.letter:
+            yield Level(level.letter, 2, 1)
+            yield Level(level.letter, level.size // 2, 4 * level.stride)
+        else:
+            yield level._replace(stride=2 * level.stride)
+
+
+def _stretch(image: Matrix, sizes: Mapping[str, int], is_half: bool) -> int:
+    """Along how many summands an image has one stride; of bfloat16 between pairs."""
+    if not is_half:
+        return image.summand.width or sizes["k"]
+    pairs = image.summand.of_pairs.width
+    return sizes["k"] if pairs is None else 2 * pairs
 
 
 def _strides(levels: Sequence[Level]) -> Strides:
