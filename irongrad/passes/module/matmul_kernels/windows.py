@@ -151,7 +151,7 @@ def _windows(operation: Any, image: _Image, right: Lettered, result: str) -> Win
     sizes = {letter: size for of in shapes for letter, size in zip(*of, strict=True)}
     is_half = str(image.value.type.element_type) == HALF
     order = _channels_last(image.dims, result if is_half else None)
-    dims, shape = ([of[d] for d in order] for of in (image.dims, image.value.type.shape))
+    dims, shape = [image.dims[d] for d in order], [int(image.value.type.shape[d]) for d in order]
     levels = _levels(shape, dims, sizes)
     inner = next(x for x in levels if x.letter not in result)
     paired = _Pairing.of(dims, inner.letter) if is_half and inner.stride > 1 else None
