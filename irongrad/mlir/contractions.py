@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 from iree.compiler import ir
 
 from irongrad.mlir.letters import is_zero
-from irongrad.mlir.linalg import GENERIC, inputs_of
+from irongrad.mlir.linalg import GENERIC, inputs_of, reduces
+from irongrad.mlir.transposes import copied
+from irongrad.mlir.walk import inside
 
 _MULTIPLIES_AND_ADDS = ["arith.mulf", "arith.addf", "linalg.yield"]
 
@@ -15,7 +17,41 @@ _MULTIPLIES_AND_ADDS = ["arith.mulf", "arith.addf", "linalg.yield"]
 Dimension: TypeAlias = tuple[tuple[int, int], ...]
 
 
-def is_sum_of_products(operation: Any) -> bool:
+def sums_of_products_in(module: ir.Module) -> list[Any]:
+    """The operations of a module that add products of two tensors of float32 of known sizes, beginning at zero.
+
+    IREE 3.13.0 lets some of them widen an operand of half precision in their own body. Here such an operand is widened
+    by an operation of its own, so that there is one form of them.
+    """
+    operations = list(inside(module.operation))
+    for operation in operations:
+        if operation.name == GENERIC and reduces(operation) and _widening(operation):
+            _widen_before(operation)
+    return [op for op in operations if _is_sum_of_products(op)]
+
+
+def _widening(operation: Any) -> list[Any]:
+    """The operations in the body of a `linalg.generic` that widen an input, each the one reader of it."""
+    body = operation.regions[0].blocks[0]
+    arguments = list(body.arguments)[: len(inputs_of(operation))]
+    uses = [[use.owner.operation for use in argument.uses] for argument in arguments]
+    return [of[0] for of in uses if len(of) == 1 and of[0].name == "arith.extf"]
+
+
+def _widen_before(operation: Any) -> None:
+    """Widen the inputs of a `linalg.generic` by operations before it."""
+    for widening in _widening(operation):
+        argument, wide = widening.operands[0], widening.results[0].type
+        letters = "".join(chr(ord("a") + d) for d in range(len(operation.operands[argument.arg_number].type.shape)))
+        with operation.location, ir.InsertionPoint(operation):
+            whole = copied((operation.operands[argument.arg_number], letters), letters, wide)
+        operation.operands[argument.arg_number] = whole
+        argument.set_type(wide)
+        widening.results[0].replace_all_uses_with(argument)
+        widening.erase()
+
+
+def _is_sum_of_products(operation: Any) -> bool:
     """Whether an operation adds products of two tensors of float32 of known sizes, beginning at zero."""
     if operation.name != GENERIC or len(inputs_of(operation)) != 2 or len(operation.results) != 1:
         return False

@@ -182,6 +182,21 @@ def test_a_target_tells_whether_its_cpu_multiplies_bfloat16(monkeypatch, target,
     assert (Ability.HALVES in parse_target(target).abilities) == multiplies
 
 
+@pytest.mark.parametrize(
+    ("target", "flags", "has_tiles"),
+    [
+        ("llvm-cpu", "avx2 avx512f avx512_bf16 amx_bf16", True),
+        ("llvm-cpu", "avx2 avx512f avx512_bf16", False),
+        ("llvm-cpu:cpu=sapphirerapids", "avx2", True),
+        ("llvm-cpu:cpu=znver5", "amx_bf16", False),
+    ],
+)
+def test_a_target_tells_whether_its_cpu_has_tile_registers(monkeypatch, target, flags, has_tiles):
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu.Path, "read_text", lambda self: f"flags : {flags}")
+    assert (Ability.TILES in parse_target(target).abilities) == has_tiles
+
+
 def test_an_unknown_driver_has_no_devices():
     assert devices.devices_of("no-such-driver") == ()
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.contractions import Dimension, dimensions_of, is_sum_of_products
+from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
 from irongrad.mlir.letters import dimensions_in, is_constant_zero, lettered_source
 from irongrad.mlir.transposes import Lettered
-from irongrad.mlir.walk import inside
 
 # The most columns of a kernel: the code of all of them is written one after the other.
 _MOST_TAPS = 32
@@ -103,7 +102,7 @@ def filters_in(module: ir.Module) -> Iterator[Filter]:
 
     Each may be replaced before the next is asked for: one may read another.
     """
-    for operation in [op for op in inside(module.operation) if is_sum_of_products(op)]:
+    for operation in sums_of_products_in(module):
         if (found := _filter_of(operation)) is not None:
             yield found
 

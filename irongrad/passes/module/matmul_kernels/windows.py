@@ -21,10 +21,9 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from iree.compiler import ir
 
 from irongrad.memory_model.product_tiles import has_windows
-from irongrad.mlir.contractions import Dimension, dimensions_of, is_sum_of_products
+from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
 from irongrad.mlir.letters import dimensions_in, lettered_source
 from irongrad.mlir.transposes import Lettered, copied
-from irongrad.mlir.walk import inside
 from irongrad.passes.module.matmul_kernels.halves import HALF, pairs_along
 from irongrad.passes.module.matmul_kernels.products import Product, half_source
 from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
@@ -108,7 +107,7 @@ def windows_in(module: ir.Module, *, halves: bool) -> Iterator[Windows]:
         module: the module.
         halves: whether kernels multiply bfloat16 as such.
     """
-    for operation in [op for op in inside(module.operation) if is_sum_of_products(op)]:
+    for operation in sums_of_products_in(module):
         if (found := _windows_of(operation, halves=halves)) is not None:
             yield found
 
