@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import Any, TypeAlias
 
 from iree.compiler import ir
 
 from irongrad.mlir.letters import is_zero
-from irongrad.mlir.linalg import GENERIC, inputs_of, reduces
+from irongrad.mlir.linalg import GENERIC, inputs_of
 from irongrad.mlir.transposes import copied
 from irongrad.mlir.walk import inside
 
+_WIDENS = "arith.extf"
 _MULTIPLIES_AND_ADDS = ["arith.mulf", "arith.addf", "linalg.yield"]
 
 # A dimension of an operand: the numbers of its loops, each with the factor of its index.
@@ -23,44 +25,47 @@ def sums_of_products_in(module: ir.Module) -> list[Any]:
     IREE 3.13.0 lets some of them widen an operand of half precision in their own body. Here such an operand is widened
     by an operation of its own, so that there is one form of them.
     """
-    operations = list(inside(module.operation))
+    operations = [op for op in inside(module.operation) if op.name == GENERIC and _multiplies_and_adds(op)]
     for operation in operations:
-        if operation.name == GENERIC and reduces(operation) and _widening(operation):
-            _widen_before(operation)
+        _widen_before(operation)
     return [op for op in operations if _is_sum_of_products(op)]
 
 
-def _widening(operation: Any) -> list[Any]:
-    """The operations in the body of a `linalg.generic` that widen an input, each the one reader of it."""
-    body = operation.regions[0].blocks[0]
-    arguments = list(body.arguments)[: len(inputs_of(operation))]
-    uses = [[use.owner.operation for use in argument.uses] for argument in arguments]
-    return [of[0] for of in uses if len(of) == 1 and of[0].name == "arith.extf"]
+def _multiplies_and_adds(operation: Any) -> bool:
+    """Whether a `linalg.generic` of two inputs of known sizes does nothing else, besides widening the inputs."""
+    operands = list(operation.operands)
+    if len(inputs_of(operation)) != 2 or len(operands) != 3 or not all(v.type.has_static_shape for v in operands):
+        return False
+    return [name for name in _names(operation) if name != _WIDENS] == _MULTIPLIES_AND_ADDS
+
+
+def _names(operation: Any) -> list[str]:
+    """The names of the operations in the body of a `linalg.generic`."""
+    return [op.operation.name for op in operation.regions[0].blocks[0]]
 
 
 def _widen_before(operation: Any) -> None:
-    """Widen the inputs of a `linalg.generic` by operations before it."""
-    for widening in _widening(operation):
-        argument, wide = widening.operands[0], widening.results[0].type
-        letters = "".join(chr(ord("a") + d) for d in range(len(operation.operands[argument.arg_number].type.shape)))
+    """Widen the inputs of a `linalg.generic` by operations before it, not in its body."""
+    body = operation.regions[0].blocks[0]
+    for place, argument in enumerate(list(body.arguments)[: len(inputs_of(operation))]):
+        readers = [use.owner.operation for use in argument.uses]
+        if len(readers) != 1 or readers[0].name != _WIDENS:
+            continue
+        (wide,) = readers[0].results
+        value = operation.operands[place]
+        letters = ascii_lowercase[: len(value.type.shape)]
         with operation.location, ir.InsertionPoint(operation):
-            whole = copied((operation.operands[argument.arg_number], letters), letters, wide)
-        operation.operands[argument.arg_number] = whole
-        argument.set_type(wide)
-        widening.results[0].replace_all_uses_with(argument)
-        widening.erase()
+            operation.operands[place] = copied((value, letters), letters, wide.type)
+        argument.set_type(wide.type)
+        wide.replace_all_uses_with(argument)
+        readers[0].erase()
 
 
 def _is_sum_of_products(operation: Any) -> bool:
-    """Whether an operation adds products of two tensors of float32 of known sizes, beginning at zero."""
-    if operation.name != GENERIC or len(inputs_of(operation)) != 2 or len(operation.results) != 1:
-        return False
-    kinds = [value.type for value in operation.operands]
-    if not all(kind.has_static_shape and str(kind.element_type) == "f32" for kind in kinds):
-        return False
+    """Whether an operation that multiplies and adds adds products of float32, beginning at zero."""
+    is_single = all(str(value.type.element_type) == "f32" for value in operation.operands)
     body = operation.regions[0].blocks[0]
-    names = [op.operation.name for op in body]
-    if names != _MULTIPLIES_AND_ADDS or not is_zero(operation.operands[2]):
+    if not is_single or _names(operation) != _MULTIPLIES_AND_ADDS or not is_zero(operation.operands[2]):
         return False
     multiply, add = (body.operations[i].operation for i in range(2))
     arguments = list(body.arguments)
