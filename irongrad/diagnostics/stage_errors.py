@@ -5,12 +5,18 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
 
 from irongrad.diagnostics.advice import refused_at_capture
 from irongrad.diagnostics.capture_errors import by_values
 from irongrad.diagnostics.source_lines import LONGEST, is_user_file, lines_in, names_a_line, source_line
 from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UnsupportedOpError, UserError
 from irongrad.runtime.installed import PACKAGE
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @contextmanager
@@ -33,6 +39,27 @@ def reported(stage: Callable[[], str], made_at: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         raise _described(error, stage()) from error
+
+
+def reported_as(stage: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a function whose exceptions are `reported` as those of `stage`.
+
+    A call with wrong arguments raises Python's own TypeError: it is the caller's mistake.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                signature(function).bind(*args, **kwargs)
+            except TypeError:
+                return function(*args, **kwargs)
+            with reported(lambda: stage):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 @contextmanager

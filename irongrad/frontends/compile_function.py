@@ -21,7 +21,7 @@ from torch.fx.traceback import preserve_node_meta
 from irongrad.cache import default_store
 from irongrad.diagnostics import capture_errors, source_lines
 from irongrad.diagnostics.refusals import refused_together
-from irongrad.diagnostics.stage_errors import reported
+from irongrad.diagnostics.stage_errors import reported_as
 from irongrad.frontends.function_arguments import (
     argument_names,
     check_dense,
@@ -88,7 +88,7 @@ class FlatFunction:
     result: Structure
 
 
-@reported(lambda: "the compilation of a function")
+@reported_as("the compilation of a function")
 def compile_function(
     fn: Callable[..., Any],
     example_args: Sequence[Any],

@@ -20,7 +20,7 @@ from iree.compiler import ir
 from torch.fx import Graph, GraphModule
 
 from irongrad.cache import default_store
-from irongrad.diagnostics.stage_errors import reported
+from irongrad.diagnostics.stage_errors import reported_as
 from irongrad.diagnostics.toolchain_errors import toolchain_error
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, Range, StateTensor, StepGraph, Value
@@ -47,7 +47,7 @@ _TO_LINALG = "--iree-stablehlo-input-transformation-pipeline"
 _INLINE = "--pass-pipeline=builtin.module(inline,symbol-dce)"
 
 
-@reported(lambda: "the import of a bundle")
+@reported_as("the import of a bundle")
 def import_bundle(
     directory: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from irongrad.cache import default_store
-from irongrad.diagnostics.stage_errors import reported
+from irongrad.diagnostics.stage_errors import reported_as
 from irongrad.frontends.torch_call import TensorLike, TorchCall
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.operators.decompositions.registry import BeforeAutograd
@@ -82,7 +82,7 @@ def _check_device(example: Any) -> None:
         raise UnsupportedOpError(f"a tensor on {example.device} cannot be compiled here; move the model to the CPU")
 
 
-@reported(lambda: "the compilation of a graph of torch.compile")
+@reported_as("the compilation of a graph of torch.compile")
 def compile_graph(graph: GraphModule, examples: Sequence[Any]) -> Compiled:
     """Compile a functional graph of ATen operators to a function of the same arguments."""
     plan = _Plan(graph)

@@ -15,7 +15,7 @@ import torch
 from onnx import inliner
 from torch import nn
 
-from irongrad.diagnostics.stage_errors import reported
+from irongrad.diagnostics.stage_errors import reported_as
 from irongrad.onnx.dtypes import torch_dtype
 from irongrad.onnx.exporter import (
     FOLDED,
@@ -52,7 +52,7 @@ _OPTIONS = {"Resize": {1, 2}, "Upsample": {1}}
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-@reported(lambda: "reading the ONNX model")
+@reported_as("reading the ONNX model")
 def load(
     path: str | os.PathLike[str], *, freeze: Iterable[str] = (), outputs: Sequence[str] | None = None
 ) -> OnnxModel:

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 import irongrad as ig
+from irongrad import onnx
 from irongrad.diagnostics.stage_errors import refusals_name, reported
+from irongrad.frontends.import_bundle import import_bundle
 from irongrad.pipeline import driver, front
 from irongrad.pipeline.check_step import check
 from irongrad.runtime.errors import CaptureError, InternalError, IronGradError, UserError
@@ -214,3 +216,9 @@ def test_checking_a_step_that_is_refused_leaves_it_as_it_was() -> None:
     assert check(step).error is not None
     assert not hasattr(model, "seen")
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize("function", [ig.compile_function, import_bundle, onnx.load])
+def test_a_call_with_wrong_arguments_is_the_callers_mistake(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        function(nonsense=1)
