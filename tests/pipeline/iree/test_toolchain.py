@@ -331,3 +331,15 @@ def test_iree_still_loads_a_global_before_the_loop_that_stores_it(tmp_path):
     assert result.returncode == 0, result.stderr
     command = ["iree-run-module", "--device=local-sync", f"--module={output}", "--function=f"]
     assert "i64=0" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_iree_still_keeps_float32_between_operators_of_bfloat16_in_one_kernel():
+    """When this fails, docs/precision.md has to say that each operator is rounded."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y) * y
+
+    x, y = (torch.linspace(-2, 3, 64).bfloat16(), torch.linspace(1, 9, 64).square().bfloat16())
+    got = ig.compile_function(function, (x, y), cache=False)(x, y).astype("float32")
+    assert (torch.from_numpy(got) == function(x.float(), y.float()).bfloat16()).all()
+    assert (torch.from_numpy(got) != function(x, y)).any()
