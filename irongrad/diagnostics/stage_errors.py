@@ -48,6 +48,8 @@ def reported_as(stage: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        """The decorated function."""
+
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
