@@ -18,14 +18,14 @@ from irongrad.passes.module.matmul_kernels import convolutions
 from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernels
 from irongrad.runtime.cpu import cpu_features
 from tests.fixtures.convolutions import Geometry, results_of
-from tests.fixtures.half_products import AVX512_BF16, runs
+from tests.fixtures.half_products import FAST_AVX512_BF16, runs
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
     pytest.mark.skipif("avx2" not in (cpu_features() or ()), reason="the CPU has no AVX2"),
 ]
 
-needs_halves = pytest.mark.skipif(not runs(AVX512_BF16), reason="needs AVX512-BF16")
+needs_halves = pytest.mark.skipif(not runs(FAST_AVX512_BF16), reason="needs AVX512-BF16")
 
 # How many products multiply bfloat16 as such, if fewer than two: the others add over odd numbers of neighbours.
 OF_HALVES = {"few inputs": 1, "one input": 0, "one row": 1, "a multiple of each channel": 1, "one dimension": 1}
@@ -88,7 +88,7 @@ def test_kernels_on_several_threads_give_the_same_numbers_in_every_call():
 @needs_halves
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_kernels_multiply_bfloat16_as_such(name, counted):
-    GEOMETRIES[name].check_halves("llvm-cpu")
+    GEOMETRIES[name].check_halves(FAST_AVX512_BF16)
     assert counted[-1].stats["of halves"] >= OF_HALVES.get(name, 2)
 
 
@@ -157,4 +157,4 @@ def test_kernels_compute_convolutions_of_bfloat16_of_any_geometry(groups, per_gr
     inner, outer = per_group
     geometry = Geometry(channels=(inner * groups, outer * groups), groups=groups, **moves)
     assume(min(geometry.out) >= 1)
-    geometry.check_halves("llvm-cpu")
+    geometry.check_halves(FAST_AVX512_BF16)
