@@ -54,8 +54,9 @@ TILES = {"avx512f": AVX512, "fma": AVX2}
 ARCHITECTURE = "x86_64"
 
 # Tiles of products of bfloat16, whose vector instructions multiply pairs. AMX has eight registers. Each holds 16 by 16
-# results, or `AMX_SUMMANDS` summands of 16 rows or columns. A tile of two by two of them loads one for each product.
-AMX_SUMMANDS = 32
+# results, or `AMX_SUMMANDS` summands of `AMX_ROWS` rows or columns. A tile of two by two of
+# them loads one for each product.
+AMX_ROWS, AMX_SUMMANDS = 16, 32
 AMX = tuple(Tile(rows, vectors, 16, 2, is_amx=True) for rows, vectors in ((32, 2), (16, 2), (32, 1)))
 AVX512_BF16 = tuple(Tile(tile.rows, tile.vectors, tile.width, 2) for tile in AVX512)
 
@@ -119,18 +120,11 @@ def window_tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile:
 
     Args:
         sizes: as for `tile_for`, of a product that `has_windows`.
-        tiles: the tiles to choose from, none of them of AMX.
+        tiles: the tiles to choose from.
     """
-    every = [*tiles, *(Tile(_ROWS_OF_VECTOR, 1, *of) for of in {(t.width, t.summands) for t in tiles})]
+    of_vectors = {(t.width, t.summands) for t in tiles if not t.is_amx}
+    every = [*tiles, *(Tile(_ROWS_OF_VECTOR, 1, *of) for of in of_vectors)]
     return min((t for t in every if t.rows <= sizes["r"]), key=lambda t: _instructions(t, sizes))
-
-
-def multiplies_half_windows(tiles: Sequence[Tile]) -> bool:
-    """Whether kernels with these tiles, of bfloat16, multiply the windows of an image.
-
-    Rows of AMX's registers are a fixed distance apart in memory, and windows are not.
-    """
-    return bool(tiles) and not any(tile.is_amx for tile in tiles)
 
 
 def has_windows(sizes: Mapping[str, int], stretch: int, *, halves: bool = False) -> bool:
@@ -146,6 +140,18 @@ def has_windows(sizes: Mapping[str, int], stretch: int, *, halves: bool = False)
         pairs = stretch // 2
         return enough and stretch % 2 == 0 and longest_stretch(pairs, _HALF_CHAIN // 2) >= min(pairs, _STRETCH)
     return enough and longest_stretch(stretch, longest_block(sizes["k"])) >= min(stretch, _STRETCH)
+
+
+def has_copied_windows(sizes: Mapping[str, int], stretch: int) -> bool:
+    """Whether there is a kernel of ours that copies windows of bfloat16 for AMX.
+
+    Args:
+        sizes: as for `tile_for`.
+        stretch: how many numbers of the image are neighbours: summands, or the rows of a weight gradient.
+    """
+    enough = sizes["r"] >= AMX_ROWS and sizes["c"] > 1 and math.prod(sizes.values()) >= _LEAST
+    longest = longest_stretch(stretch, _HALF_CHAIN) >= min(stretch, _STRETCH)
+    return enough and sizes["k"] % 2 == 0 and sizes["k"] >= AMX_SUMMANDS and longest
 
 
 def stretch_of(channels: int, taps: int, dilation: int, groups: int) -> int:

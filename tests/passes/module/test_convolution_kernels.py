@@ -9,26 +9,35 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from iree.compiler import ir
+from iree.compiler.dialects import arith
 from torch import nn
 
 import irongrad as ig
 from irongrad.memory_model import product_tiles
 from irongrad.passes.graph.convolutions import Convolutions
-from irongrad.passes.module.matmul_kernels import convolutions
+from irongrad.passes.module.matmul_kernels import amx, products
 from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernels
 from irongrad.runtime.cpu import cpu_features
 from tests.fixtures.convolutions import Geometry, results_of
-from tests.fixtures.half_products import FAST_AVX512_BF16, runs
+from tests.fixtures.half_products import AMX, FAST_AVX512_BF16, runs
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
     pytest.mark.skipif("avx2" not in (cpu_features() or ()), reason="the CPU has no AVX2"),
 ]
 
-needs_halves = pytest.mark.skipif(not runs(FAST_AVX512_BF16), reason="needs AVX512-BF16")
-
-# How many products multiply bfloat16 as such, if fewer than two: the others add over odd numbers of neighbours.
-OF_HALVES = {"few inputs": 1, "one input": 0, "one row": 1, "a multiple of each channel": 1, "one dimension": 1}
+# By target, how many products multiply bfloat16 as such, if fewer than two: the others add over odd numbers of
+# neighbours, have too few summands or rows for AMX, or rows of which too few are neighbours.
+OF_HALVES = {
+    FAST_AVX512_BF16: dict.fromkeys(["few inputs", "one row", "one dimension", "a multiple of each channel"], 1)
+    | {"one input": 0},
+    AMX: {"one input": 1, "one column": 1, "many groups": 1, "a multiple of each channel": 0},
+}
+TARGETS_OF_HALVES = [
+    pytest.param(target, marks=pytest.mark.skipif(not runs(target), reason="needs a CPU with its instructions"))
+    for target in OF_HALVES
+]
 
 TARGETS = ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"]
 
@@ -85,16 +94,24 @@ def test_kernels_on_several_threads_give_the_same_numbers_in_every_call():
     GEOMETRIES["many images"].check("llvm-cpu", calls=100)
 
 
-@needs_halves
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_kernels_multiply_bfloat16_as_such(name, counted):
-    GEOMETRIES[name].check_halves(FAST_AVX512_BF16)
-    assert counted[-1].stats["of halves"] >= OF_HALVES.get(name, 2)
+def test_kernels_multiply_bfloat16_as_such(name, target, counted):
+    GEOMETRIES[name].check_halves(target)
+    assert counted[-1].stats["of halves"] >= OF_HALVES[target].get(name, 2)
+
+
+@pytest.mark.skipif(not runs(AMX), reason="needs AMX")
+@pytest.mark.parametrize("name", ["3x3", "with a stride", "long sums", "columns that no tile covers"])
+def test_windows_are_as_right_where_linux_denies_amx(name, counted, monkeypatch):
+    monkeypatch.setattr(amx, "asked", lambda: arith.constant(ir.IntegerType.get_signless(1), 0))
+    GEOMETRIES[name].check_halves(AMX)
+    assert counted[-1].stats["of halves"] >= 2
 
 
 @pytest.mark.parametrize("target", ["llvm-cpu:cpu=x86-64-v3", "llvm-cpu"])
 def test_bfloat16_is_widened_where_no_kernel_multiplies_it(target, counted, monkeypatch):
-    monkeypatch.setattr(convolutions, "multiplies_half_windows", lambda tiles: False)
+    monkeypatch.setattr(products, "HALF_TILES", {})
     PLAIN.check_halves(target)
     assert counted[-1].stats["convolutions"] > counted[-1].stats["of halves"] == 0
 
@@ -150,11 +167,11 @@ def test_kernels_compute_convolutions_of_any_geometry(target, groups, per_group,
 
 
 @pytest.mark.slow
-@needs_halves
+@pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 @settings(max_examples=80, deadline=None)
 @given(**GEOMETRY)
-def test_kernels_compute_convolutions_of_bfloat16_of_any_geometry(groups, per_group, **moves):
+def test_kernels_compute_convolutions_of_bfloat16_of_any_geometry(target, groups, per_group, **moves):
     inner, outer = per_group
     geometry = Geometry(channels=(inner * groups, outer * groups), groups=groups, **moves)
     assume(min(geometry.out) >= 1)
-    geometry.check_halves(FAST_AVX512_BF16)
+    geometry.check_halves(target)

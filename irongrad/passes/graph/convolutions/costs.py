@@ -18,6 +18,7 @@ from irongrad.passes.graph.convolutions.problem import Halves, Kind, Problem
 
 FLOP = 0.0105  # one operation of a matrix product
 HALF_FLOP = {Halves.TILES: 0.0035, Halves.VECTORS: 0.006}  # the same of bfloat16, and of copying its operands
+HALF_WINDOWED_FLOP = {Halves.TILES: 0.0012, Halves.VECTORS: 0.006}  # the same of windows that kernels of ours read
 DIRECT_FLOP = 0.03  # one operation of a convolution as IREE lowers it, vectorised along the output's width
 DIRECT_OUTPUT = 8.0  # one output of it, where its operations are few
 DIRECT_FEW = 4.0  # slowdown of `direct` if there are fewer output channels than it computes at once
@@ -113,7 +114,7 @@ def windowed(problem: Problem) -> float:
 
     A kernel computes whole vectors of columns. If the columns of a weight gradient are no whole vectors, the kernel
     reads a copy of the output's gradient, which is filled up with zeros. The gradient of the input is computed for each
-    phase of the stride. With tile registers, a kernel of windows multiplies float32.
+    phase of the stride.
     """
     window, (inner, outer) = problem.window, problem.channels
     is_input = problem.kind == "input"
@@ -127,8 +128,8 @@ def windowed(problem: Problem) -> float:
     moved = image * PADDED + taps * inner * outer / groups * (FLIPPED if is_input else GATHERED)
     if problem.kind == "weight" and whole > 1:
         moved += positions * outer * whole * GATHERED
-    is_vector = problem.halves is Halves.VECTORS
-    flop, narrower = (HALF_FLOP[Halves.VECTORS], HALF_MOVED) if is_vector else (FLOP, 1.0)
+    halves = problem.halves
+    flop, narrower = (HALF_WINDOWED_FLOP[halves], HALF_MOVED) if halves else (FLOP, 1.0)
     return 2 * products * whole * flop + narrower * moved + (phases + 3) * DISPATCH
 
 

@@ -18,11 +18,11 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, llvm, memref, vector
 
-from irongrad.memory_model.product_tiles import Tile
+from irongrad.memory_model.product_tiles import AMX_ROWS, Tile
 from irongrad.mlir.loop_code import constant
 
 # A register has `ROWS` rows of `BYTES` bytes.
-ROWS, BYTES = 16, 64
+ROWS, BYTES = AMX_ROWS, 64
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18

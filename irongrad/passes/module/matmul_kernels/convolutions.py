@@ -10,7 +10,7 @@ from typing import ClassVar
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import Tile, multiplies_half_windows, window_tile_for
+from irongrad.memory_model.product_tiles import Tile, window_tile_for
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.transposes import read_instead
 from irongrad.passes.base import PassResult
@@ -48,7 +48,7 @@ class ConvolutionKernels(ModulePass):
             return PassResult(False)
         kernels = Kernels(module, add_executable, _name)
         launched: Counter[bool] = Counter()
-        for windows in windows_in(module, halves=multiplies_half_windows(tiles.of_halves)):
+        for windows in windows_in(module, tiles.of_halves):
             of_type = tiles.of_halves if windows.is_half else tiles.of_floats
             _launch(windows, window_tile_for(windows.product.sizes, of_type), kernels)
             launched[windows.is_half] += 1

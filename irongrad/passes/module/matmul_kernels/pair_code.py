@@ -19,8 +19,9 @@ from iree.compiler.dialects import arith, llvm, memref, scf, vector
 from irongrad.memory_model.product_tiles import AMX_SUMMANDS
 from irongrad.mlir.loop_code import constant, each, fixed, least, loop, number, vector_of, zeros
 from irongrad.passes.module.matmul_kernels import amx
-from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, left_rows
+from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, first_column, first_row, left_rows
 from irongrad.passes.module.matmul_kernels.squares import transposed
+from irongrad.passes.module.matmul_kernels.strip_code import StripCode
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 
 # Bytes of a number of an operand, and of a sum.
@@ -30,8 +31,40 @@ _HALF, _SUM = 2, 4
 _ROWS = 8
 
 
+def write_pairs(
+    kernel: ProductKernel, memory: Memory, batch: Any, panels: tuple[Any, Any], strips: tuple[Any, Any]
+) -> None:
+    """Write the code of one workgroup.
+
+    Args:
+        kernel: the kernel.
+        memory: its buffers.
+        batch: the index of the matrices in the batch.
+        panels: the bounds of the part's panels.
+        strips: those of its strips.
+    """
+    code = _PairCode.begin(kernel, memory)
+    over_blocks, nowhere = each(constant(0), constant(kernel.sizes.summands), kernel.depth), constant(0)
+    if kernel.copies_left:
+        with over_blocks as summand:
+            with each(*panels, 1) as panel:
+                code.write_block(Place(batch, nowhere, nowhere, panel, first_column(kernel, panel), summand))
+            with each(*strips, 1) as strip:
+                row = first_row(kernel, strip)
+                code.write_strip(Place(batch, strip, row, nowhere, nowhere, summand))
+                with each(*panels, 1) as panel:
+                    code.write_tile(Place(batch, strip, row, panel, first_column(kernel, panel), summand))
+    else:
+        with each(*panels, 1) as panel, over_blocks as summand:
+            column = first_column(kernel, panel)
+            code.write_block(Place(batch, nowhere, nowhere, panel, column, summand))
+            with each(*strips, 1) as strip:
+                code.write_tile(Place(batch, strip, first_row(kernel, strip), panel, column, summand))
+    code.end()
+
+
 @dataclass(frozen=True)
-class PairCode:
+class _PairCode:
     """The code of one workgroup.
 
     Attributes:
@@ -39,8 +72,9 @@ class PairCode:
         memory: its buffers.
         block: the block of the right operand, bfloat16: for each pair of summands, the pairs of the tile's columns.
         sums: the sums of one panel, float32: tile after tile, row by row.
+        strips: how strips of the left operand are copied; None if the kernel reads them where they are.
         rest: the last summands of a strip, bfloat16, that fill no register of AMX: a register's row for each row; None
-            if all registers are full.
+            if all registers are full, or strips are copied.
         has_tiles: an i1, whether AMX multiplies; None in a kernel without AMX.
     """
 
@@ -48,6 +82,7 @@ class PairCode:
     memory: Memory
     block: Any
     sums: Any
+    strips: StripCode | None
     rest: Any | None
     has_tiles: Any | None
 
@@ -55,12 +90,14 @@ class PairCode:
     def begin(cls, kernel: ProductKernel, memory: Memory) -> Self:
         """Write what comes before the first tile."""
         tile = kernel.tile
+        has_rest = tile.is_amx and kernel.rest > 0 and not kernel.copies_left
         return cls(
             kernel,
             memory,
-            block=_room(kernel.depth * tile.columns, ir.BF16Type.get()),
-            sums=_room(kernel.kept_strips * tile.rows * tile.columns, ir.F32Type.get()),
-            rest=_room(tile.rows * AMX_SUMMANDS, ir.BF16Type.get()) if tile.is_amx and kernel.rest else None,
+            block=_room(kernel.copied_panels * _of_block(kernel), ir.BF16Type.get()),
+            sums=_room(kernel.kept_strips * kernel.kept_panels * tile.rows * tile.columns, ir.F32Type.get()),
+            strips=StripCode.begin(kernel, memory.left) if kernel.copies_left else None,
+            rest=_room(tile.rows * AMX_SUMMANDS, ir.BF16Type.get()) if has_rest else None,
             has_tiles=amx.asked() if tile.is_amx else None,
         )
 
@@ -71,46 +108,52 @@ class PairCode:
                 amx.release()
                 scf.yield_([])
 
-    def write_block(self, batch: Any, column: Any, first: Any) -> None:
-        """Write code that copies the block of the columns from `column` on, which begins at the summand `first`."""
-        end = self._end(first)
+    def write_block(self, place: Place) -> None:
+        """Write code that copies the block of the right operand at `place`, of any strip."""
         if self.kernel.right.outer.one == 1:
-            self._interleave_rows(batch, column, first, end)
+            self._interleave_rows(place)
         else:
-            self._turn_squares(batch, column, first, end)
+            self._turn_squares(place)
 
-    def _interleave_rows(self, batch: Any, column: Any, first: Any, end: Any) -> None:
+    def write_strip(self, place: Place) -> None:
+        """Write code that copies the strip at `place`, if the kernel copies strips."""
+        if self.strips is not None:
+            self.strips.write(place, self._end(place.summand))
+
+    def _interleave_rows(self, place: Place) -> None:
         """Copy a block of which columns are neighbours in memory; registers of AMX are filled up with zeros."""
-        tile, right = self.kernel.tile, self.kernel.right
+        tile, right, end = self.kernel.tile, self.kernel.right, self._end(place.summand)
         columns, width = tile.columns, tile.columns if right.outer.width is None else tile.width
         b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
-        with each(first, end, 2) as summand:
+        with each(place.summand, end, 2) as summand:
             for beyond in range(0, columns, width):
                 begin = b * right.batch + right.outer.to(c + beyond)
-                offsets = [number(begin + right.summand.to(k + step), batch, column, summand) for step in range(2)]
+                offsets = [
+                    number(begin + right.summand.to(k + step), place.batch, place.column, summand) for step in range(2)
+                ]
                 rows = [vector.load(_halves(width), self.memory.right, [offset]) for offset in offsets]
-                place = number(b + 2 * beyond, self._row(first, summand))
-                vector.store(vector.interleave(*rows), self.block, [place])
-        if self.rest is not None:
-            whole = number(ir.AffineExpr.get_ceil_div(b, AMX_SUMMANDS) * AMX_SUMMANDS, end)
+                to = number(b + 2 * beyond, self._row(place, summand))
+                vector.store(vector.interleave(*rows), self.block, [to])
+        if tile.is_amx and self.kernel.fills_blocks:
+            whole = number(c + ir.AffineExpr.get_ceil_div(b - c, AMX_SUMMANDS) * AMX_SUMMANDS, end, place.summand)
             with each(end, whole, 2) as summand:
-                vector.store(zeros(_halves(2 * columns)), self.block, [self._row(first, summand)])
+                vector.store(zeros(_halves(2 * columns)), self.block, [self._row(place, summand)])
 
-    def _turn_squares(self, batch: Any, column: Any, first: Any, end: Any) -> None:
+    def _turn_squares(self, place: Place) -> None:
         """Copy a block of which summands are neighbours in memory, in squares of as many pairs as columns."""
         tile, right = self.kernel.tile, self.kernel.right
         b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
         pairs = ir.VectorType.get([tile.width], _integer())
         with (
-            each(first, end, 2 * tile.width) as summand,
+            each(place.summand, self._end(place.summand), 2 * tile.width) as summand,
             each(constant(0), constant(tile.columns), tile.width) as beyond,
         ):
-            start = number(b + c, column, beyond)
+            start = number(b + c, place.column, beyond)
             offsets = (b * right.batch + right.outer.to(c + i) + k for i in range(tile.width))
-            rows = [self._loaded(self.memory.right, number(o, batch, start, summand), summand) for o in offsets]
+            rows = [self._loaded(self.memory.right, number(o, place.batch, start, summand), summand) for o in offsets]
             for i, square in enumerate(transposed([vector.bitcast(pairs, row) for row in rows])):
-                place = number(b + 2 * i * tile.columns + 2 * c, self._row(first, summand), beyond)
-                vector.store(vector.bitcast(_halves(2 * tile.width), square), self.block, [place])
+                to = number(b + 2 * i * tile.columns + 2 * c, self._row(place, summand), beyond)
+                vector.store(vector.bitcast(_halves(2 * tile.width), square), self.block, [to])
 
     def _loaded(self, memory: Any, offset: Any, summand: Any) -> Any:
         """A register of summands, the first of which is `summand`; zeros beyond the last one, which are not read."""
@@ -121,10 +164,11 @@ class PairCode:
         mask = vector.create_mask(ir.VectorType.get([AMX_SUMMANDS], ir.IntegerType.get_signless(1)), [left])
         return vector.maskedload(kind, memory, [offset], mask, zeros(kind))
 
-    def _row(self, first: Any, summand: Any) -> Any:
-        """The place of a row of pairs in the block that begins at the summand `first`."""
-        f, k = (ir.AffineExpr.get_dim(i) for i in range(2))
-        return number((k - f) * self.kernel.tile.columns, first, summand)
+    def _row(self, place: Place, summand: Any) -> Any:
+        """The place of a row of pairs, from `summand` on, in the block at `place`."""
+        f, p, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+        before = (p % self.kernel.copied_panels) * _of_block(self.kernel)
+        return number(before + (k - f) * self.kernel.tile.columns, place.summand, place.panel, summand)
 
     def write_tile(self, place: Place) -> None:
         """Write code that adds a block's product to the sums of a tile, and writes the result after the last block."""
@@ -146,22 +190,30 @@ class PairCode:
 
     def _add_tiles(self, place: Place) -> None:
         """Add the product by AMX."""
-        left = self.kernel.left
-        b, r, k = (ir.AffineExpr.get_dim(i) for i in range(3))
-        begin = number((b * left.batch + left.outer.to(r) + k) * _HALF, place.batch, place.row, place.summand)
-        steps = number(ir.AffineExpr.get_floor_div(r - b, AMX_SUMMANDS), place.summand, self._end(place.summand))
         amx.add_product(
             self.kernel.tile,
-            amx.Rows(
-                amx.address(self.memory.left, begin),
-                arith.constant(_wide(), left.outer.one * _HALF),
-                arith.index_cast(_wide(), steps),
-            ),
-            amx.address(self.block),
-            amx.address(self.sums, number(self._sum() * _SUM, place.strip)),
+            self._rows(place),
+            amx.address(self.block, number(ir.AffineExpr.get_dim(0) * _HALF, self._row(place, place.summand))),
+            amx.address(self.sums, number(self._sum() * _SUM, place.strip, place.panel)),
             self._is_first(place),
             None if self.rest is None else self._rest(place),
         )
+
+    def _rows(self, place: Place) -> amx.Rows:
+        """The strip, where registers of AMX read it."""
+        left, end = self.kernel.left, self._end(place.summand)
+        b, r, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+        if self.strips is not None:
+            begin = amx.address(self.strips.copy)
+            stride, steps = (
+                self.kernel.strip_stride,
+                number(ir.AffineExpr.get_ceil_div(r - b, AMX_SUMMANDS), place.summand, end),
+            )
+        else:
+            offset = (b * left.batch + left.outer.to(r) + k) * _HALF
+            begin = amx.address(self.memory.left, number(offset, place.batch, place.row, place.summand))
+            stride, steps = left.outer.one, number(ir.AffineExpr.get_floor_div(r - b, AMX_SUMMANDS), place.summand, end)
+        return amx.Rows(begin, arith.constant(_wide(), stride * _HALF), arith.index_cast(_wide(), steps))
 
     def _rest(self, place: Place) -> Any:
         """Copy the last summands of a strip, filled up with zeros; their address after the last block, else zero."""
@@ -182,49 +234,52 @@ class PairCode:
         tile = self.kernel.tile
         rows = min(tile.rows, _ROWS) if tile.is_amx else tile.rows
         with each(constant(0), constant(tile.rows), rows) as above:
-            b, a = (ir.AffineExpr.get_dim(i) for i in range(2))
+            s, p, a = (ir.AffineExpr.get_dim(i) for i in range(3))
             places = [
-                number(self._sum() + (a + i) * tile.columns + j * tile.width, place.strip, above)
+                number(self._sum() + (a + i) * tile.columns + j * tile.width, place.strip, place.panel, above)
                 for i, j in product(range(rows), range(tile.vectors))
             ]
             kind = vector_of(tile.width)
             zero = zeros(kind)
             is_first = self._is_first(place)
             begun = [arith.select(is_first, zero, vector.load(kind, self.sums, [p])) for p in places]
-
-            left = left_rows(self.kernel, place.batch, number(b + a, place.row, above), rows)
-            sums = self._added(place.summand, left, begun)
+            if self.strips is not None:
+                left = [self.strips.row(above, i, place.summand) for i in range(rows)]
+            else:
+                left = left_rows(self.kernel, place.batch, number(s + p, place.row, above), rows)
+            sums = self._added(place, left, begun)
             for total, p in zip(sums, places, strict=True):
                 vector.store(total, self.sums, [p])
 
-    def _added(self, begin: Any, rows: Sequence[Any], sums: list[Any]) -> list[Any]:
-        """The sums after the block that begins at `begin` is added; `rows` is where rows begin on the left."""
-        end, stretch, pairs = self._end(begin), self.kernel.stretch, self.kernel.left.summand.of_pairs
-        if stretch is None:
-            return self._add_stretch(begin, (begin, end), rows, sums)
+    def _added(self, place: Place, rows: Sequence[Any], sums: list[Any]) -> list[Any]:
+        """The sums after the block at `place` is added; `rows` is where rows begin on the left."""
+        begin, end = place.summand, self._end(place.summand)
+        stretch, pairs = self.kernel.stretch, self.kernel.left.summand.of_pairs
+        if stretch is None or self.strips is not None:
+            return self._add_stretch(place, (begin, end), rows, sums)
 
         def add(first: Any, sums: list[Any]) -> list[Any]:
             f, r = (ir.AffineExpr.get_dim(i) for i in range(2))
             pair = ir.AffineExpr.get_floor_div(f, 2)
             of_rows = [number(r + pairs.to(pair) - pair * pairs.one, first, row) for row in rows]
-            return self._add_stretch(begin, (first, number(f + stretch, first)), of_rows, sums)
+            return self._add_stretch(place, (first, number(f + stretch, first)), of_rows, sums)
 
         return loop(begin, end, stretch, sums, add)
 
-    def _add_stretch(self, begin: Any, bounds: tuple[Any, Any], rows: Sequence[Any], sums: list[Any]) -> list[Any]:
+    def _add_stretch(self, place: Place, bounds: tuple[Any, Any], rows: Sequence[Any], sums: list[Any]) -> list[Any]:
         """The sums after the summands within `bounds` are added, between whose pairs the left operand has one stride.
 
         Args:
-            begin: the first summand of the block.
+            place: the place of the block.
             bounds: the first summand, and the first that is not added.
             rows: where the summand 0 of each row would be in the left operand with that stride.
             sums: the sums before.
         """
         tile, (r, k) = self.kernel.tile, (ir.AffineExpr.get_dim(i) for i in range(2))
-        step = self.kernel.left.summand.of_pairs.one // 2
+        step = 1 if self.strips is not None else self.kernel.left.summand.of_pairs.one // 2
 
         def add(summand: Any, sums: list[Any]) -> list[Any]:
-            right = [self._pairs(begin, summand, j) for j in range(tile.vectors)]
+            right = [self._pairs(place, summand, j) for j in range(tile.vectors)]
             left = [self._pair(number(r + k * step, row, summand)) for row in rows]
             return [
                 _dot(sums[i * tile.vectors + j], x, y) for (i, x), (j, y) in product(enumerate(left), enumerate(right))
@@ -232,18 +287,16 @@ class PairCode:
 
         return loop(*bounds, 2, sums, add)
 
-    def _pairs(self, first: Any, summand: Any, j: int) -> Any:
+    def _pairs(self, place: Place, summand: Any, j: int) -> Any:
         """The pairs of the block for vector `j` of a row of results."""
-        f, k = (ir.AffineExpr.get_dim(i) for i in range(2))
-        tile = self.kernel.tile
-        return vector.load(
-            _halves(2 * tile.width), self.block, [number((k - f) * tile.columns + 2 * tile.width * j, first, summand)]
-        )
+        width = 2 * self.kernel.tile.width
+        offset = number(ir.AffineExpr.get_dim(0) + width * j, self._row(place, summand))
+        return vector.load(_halves(width), self.block, [offset])
 
     def _pair(self, offset: Any) -> Any:
         """A pair of the left operand, as often as a vector has pairs."""
-        width = self.kernel.tile.width
-        pair = vector.load(_halves(2), self.memory.left, [offset])
+        width, memory = self.kernel.tile.width, self.memory.left if self.strips is None else self.strips.copy
+        pair = vector.load(_halves(2), memory, [offset])
         one = vector.extract(vector.bitcast(ir.VectorType.get([1], _integer()), pair), [], [0])
         every = vector.broadcast(ir.VectorType.get([width], _integer()), one)
         return vector.bitcast(_halves(2 * width), every)
@@ -260,7 +313,7 @@ class PairCode:
         with each(number(b * tile.rows - r, place.strip, place.row), constant(tile.rows), 1) as line:
             for j in range(tile.vectors):
                 beyond = j * tile.width
-                found = number(self._sum() + r * tile.columns + beyond, place.strip, line)
+                found = number(self._sum() + c * tile.columns + beyond, place.strip, place.panel, line)
                 value = vector.load(kind, self.sums, [found])
                 if rows:
                     value = arith.addf(value, rows[j])
@@ -274,9 +327,10 @@ class PairCode:
                     vector.store(value, self.memory.result, [at])
 
     def _sum(self) -> ir.AffineExpr:
-        """The place of a tile's first sum, of the strip that the first dimension names."""
-        tile = self.kernel.tile
-        return (ir.AffineExpr.get_dim(0) % self.kernel.kept_strips) * (tile.rows * tile.columns)
+        """The place of a tile's first sum, of the strip and the panel that the first two dimensions name."""
+        kernel, (strip, panel) = self.kernel, (ir.AffineExpr.get_dim(i) for i in range(2))
+        tile = (strip % kernel.kept_strips) * kernel.kept_panels + panel % kernel.kept_panels
+        return tile * (kernel.tile.rows * kernel.tile.columns)
 
     def _end(self, first: Any) -> Any:
         """The end of the block that begins at the summand `first`."""
@@ -288,6 +342,11 @@ class PairCode:
 
     def _is_first(self, place: Place) -> Any:
         return arith.cmpi(arith.CmpIPredicate.eq, place.summand, constant(0))
+
+
+def _of_block(kernel: ProductKernel) -> int:
+    """The numbers of one panel in a block, whose last registers of AMX are filled up."""
+    return -(-kernel.depth // AMX_SUMMANDS) * AMX_SUMMANDS * kernel.tile.columns
 
 
 def _room(elements: int, kind: ir.Type) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, vector
 
-from irongrad.mlir.loop_code import fixed, number
+from irongrad.mlir.loop_code import fixed, least, number
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 
 
@@ -48,6 +48,20 @@ class Place:
     panel: Any
     column: Any
     summand: Any
+
+
+def first_row(kernel: ProductKernel, strip: Any) -> Any:
+    """The first row of a strip."""
+    rows = kernel.tile.rows
+    return least([ir.AffineExpr.get_dim(0) * rows, fixed(kernel.sizes.rows - rows)], strip)
+
+
+def first_column(kernel: ProductKernel, panel: Any) -> Any:
+    """The first column of a panel."""
+    d, columns = ir.AffineExpr.get_dim(0), kernel.tile.columns
+    if kernel.pads_right:
+        return number(d * columns, panel)
+    return least([d * columns, fixed(kernel.sizes.columns - columns)], panel)
 
 
 def left_rows(kernel: ProductKernel, batch: Any, row: Any, count: int) -> list[Any]:

@@ -34,8 +34,14 @@ _UNPACKED, _COPIED = 1 << 14, 1 << 16
 # are on the stack of the thread.
 _PAIRS, _SUMS = 1 << 15, 1 << 16
 
-# Copying the right operand takes as long as to multiply it by this many rows: into pairs with AMX, and float32.
+# Copying the right operand takes as long as to multiply it by this many rows: into pairs with AMX, and float32. Copying
+# a strip for AMX takes as long as to multiply it by this many columns: in stretches of neighbours, and transposed.
 _COPYING_PAIRS, _COPYING = 128, 16
+_COPYING_STRETCHES, _COPYING_SQUARES = 16, 96
+
+# Where strips are copied: the most bytes of the right operand in one block of all panels of a part, and of the sums of
+# all its tiles; the most summands of a block, so that a strip and a panel of it stay in the first-level cache.
+_PANELS, _TILES, _NEAR = 3 << 14, 3 << 14, 288
 
 # The most summands of windows that are added without a loop.
 _UNROLLED = 32
@@ -193,11 +199,27 @@ class ProductKernel:
         return summands if summands <= _UNROLLED else next(n for n in (4, 3, 2, 5, 7, 1) if self.stretch % n == 0)
 
     @property
+    def copies_left(self) -> bool:
+        """Whether the kernel copies strips of the left operand, as registers of AMX cannot read it where it is."""
+        left = self.left
+        in_place = left.outer.width is None and left.summand.width is None and left.summand.one == 1
+        return self.tile.is_amx and not in_place
+
+    @property
+    def strip_stride(self) -> int:
+        """How many elements are between rows of a copied strip: one more register than a block fills."""
+        return (-(-self.depth // AMX_SUMMANDS) + 1) * AMX_SUMMANDS
+
+    @property
     def stretch(self) -> int | None:
         """How many summands a loop of their own adds, along which the left operand has one stride.
 
-        None if it has one stride along the whole reduction dimension. Of bfloat16, this is the stride between pairs.
+        None if it has one stride along the whole reduction dimension. Of bfloat16, this is the stride between pairs,
+        except where strips are copied.
         """
+        if self.copies_left:
+            neighbours = self.left.summand.width or self.sizes.summands
+            return longest_stretch(neighbours, self._most_depth) if self.left.summand.one == 1 else None
         if self.multiplies_halves:
             pairs = self.left.summand.of_pairs.width
             return None if pairs is None else 2 * longest_stretch(pairs, self._most_depth // 2)
@@ -208,11 +230,14 @@ class ProductKernel:
     def depth(self) -> int:
         """The length of a block of the reduction dimension; all rows of a part use one block before the next starts."""
         unit = self.stretch or (AMX_SUMMANDS if self.multiplies_halves else LINE)
+        unit = 2 * unit if self.copies_left and unit % 2 else unit
         return _stretch(self.sizes.summands, max(self._most_depth, unit), unit)
 
     @property
     def _most_depth(self) -> int:
         """The most summands in a block."""
+        if self.tile.is_amx:
+            return min(_NEAR, self.sizes.summands)
         if self.multiplies_halves:
             return _PAIRS // (2 * self.tile.columns)
         return min(self._right_bytes // (4 * self.tile.columns), longest_block(self.sizes.summands))
@@ -244,9 +269,24 @@ class ProductKernel:
         return self.sizes.summands % AMX_SUMMANDS
 
     @property
+    def fills_blocks(self) -> bool:
+        """Whether the last registers of AMX that a block needs are filled up with zeros."""
+        return self.rest > 0 or (self.blocks > 1 and self.depth % AMX_SUMMANDS > 0)
+
+    @property
     def kept_strips(self) -> int:
         """Of how many strips a kernel of bfloat16 keeps the sums at once: all of a part, if there are more blocks."""
         return self.part[0] if self.blocks > 1 else 1
+
+    @property
+    def kept_panels(self) -> int:
+        """Of how many panels a kernel of bfloat16 keeps the sums at once: all of a part, if it copies strips, too."""
+        return self.part[1] if self.blocks > 1 and self.copies_left else 1
+
+    @property
+    def copied_panels(self) -> int:
+        """Of how many panels a kernel of bfloat16 keeps a block of the right operand at once."""
+        return self.part[1] if self.copies_left else 1
 
     @cached_property
     def part(self) -> tuple[int, int]:
@@ -261,7 +301,8 @@ class ProductKernel:
             min(self.most[1] // self.tile.columns, self.panels),
         )
         ways = product(range(1, down + 1), range(1, across + 1))
-        times = {part: self._time(part) for part in ways if part == (down, across) or self._is_enough(part)}
+        fit = [part for part in ways if self._has_room(part)]
+        times = {part: self._time(part) for part in fit if part == fit[-1] or self._is_enough(part)}
         least = min(times.values())
         equal = [part for part, time in times.items() if time <= _NEARLY * least]
         return min(equal, key=lambda part: (self._parts(part), self._read(part)))
@@ -270,7 +311,18 @@ class ProductKernel:
     def _most_rows(self) -> int:
         """The most rows of a part."""
         rows = self.most[0]
-        return min(rows, _SUMS // (4 * self.tile.columns)) if self.multiplies_halves else rows
+        if self.copies_left or not self.multiplies_halves:
+            return rows
+        return min(rows, _SUMS // (4 * self.tile.columns))
+
+    def _has_room(self, part: tuple[int, int]) -> bool:
+        """Whether all that a part of a kernel that copies strips keeps fits on the stack of its thread."""
+        if not self.copies_left:
+            return True
+        strips, panels = part
+        of_right = 2 * panels * self.depth * self.tile.columns
+        tiles = 1 if self.blocks == 1 else strips * panels
+        return of_right <= _PANELS and tiles * 4 * self.tile.rows * self.tile.columns <= _TILES
 
     def _parts(self, part: tuple[int, int]) -> int:
         """The number of parts of `part` strips and panels."""
@@ -287,14 +339,22 @@ class ProductKernel:
             _THREADS
         )
 
-    def _time(self, part: tuple[int, int]) -> int:
+    def _time(self, part: tuple[int, int]) -> float:
         """A cost estimate: the tiles of the busiest thread times the number of threads, summed over `_THREADS`."""
         parts = self._parts(part)
         of_threads = 0
         for threads in _THREADS:
             at_a_time = 1 if parts < threads * _AT_A_TIME else _AT_A_TIME
             of_threads += threads * at_a_time * -(-parts // (threads * at_a_time))
-        return of_threads * (part[0] + self._copying // self.tile.rows) * part[1]
+        of_left = part[0] * self._copying_left / self.tile.columns
+        return of_threads * ((part[0] + self._copying // self.tile.rows) * part[1] + of_left)
+
+    @property
+    def _copying_left(self) -> int:
+        """By how many columns a strip could be multiplied while it is copied."""
+        if not self.copies_left:
+            return 0
+        return _COPYING_STRETCHES if self.left.summand.one == 1 else _COPYING_SQUARES
 
     @property
     def _copying(self) -> int:
@@ -306,5 +366,6 @@ class ProductKernel:
 
 def _stretch(size: int, most: int, unit: int) -> int:
     """The length of equal stretches of `size`, of at most `most`; a multiple of `unit`."""
-    stretches = -(-size // most)
-    return -(-size // (stretches * unit)) * unit
+    units = -(-size // unit)
+    stretches = -(-units // (most // unit))
+    return -(-units // stretches) * unit

@@ -27,8 +27,8 @@ from irongrad.mlir.loop_code import (
     vector_of,
     zeros,
 )
-from irongrad.passes.module.matmul_kernels.pair_code import PairCode
-from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, left_rows
+from irongrad.passes.module.matmul_kernels.pair_code import write_pairs
+from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, first_column, first_row, left_rows
 from irongrad.passes.module.matmul_kernels.right_block import RightBlock
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 
@@ -71,36 +71,26 @@ def write_strip(kernel: ProductKernel, memory: Memory, row: Any) -> None:
         row: the first row of the strip in them.
     """
     with each(constant(0), constant(kernel.panels), 1) as panel:
-        column = _first_column(kernel, panel)
+        column = first_column(kernel, panel)
         with each(constant(0), constant(kernel.sizes.summands), kernel.depth) as summand:
             _write_tile(kernel, memory, Place(constant(0), constant(0), row, panel, column, summand))
 
 
 def _write(kernel: ProductKernel, memory: Memory) -> None:
     """Write the code of one workgroup, which computes one part."""
-    sizes, tile, depth = kernel.sizes, kernel.tile, kernel.depth
     strips, panels = kernel.part
     across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
-    d = ir.AffineExpr.get_dim(0)
-    pairs = PairCode.begin(kernel, memory) if kernel.multiplies_halves else None
-
-    over_panels = each(*_share(across, panels, kernel.panels), 1)
-    over_blocks = each(constant(0), constant(sizes.summands), depth)
-    with _nested(over_panels, over_blocks, turned=kernel.blocks_first) as (panel, summand):
-        column = _first_column(kernel, panel)
+    of_panels, of_strips = _share(across, panels, kernel.panels), _share(down, strips, kernel.strips)
+    if kernel.multiplies_halves:
+        write_pairs(kernel, memory, batch, of_panels, of_strips)
+        return
+    over_blocks = each(constant(0), constant(kernel.sizes.summands), kernel.depth)
+    with _nested(each(*of_panels, 1), over_blocks, turned=kernel.blocks_first) as (panel, summand):
+        column = first_column(kernel, panel)
         if kernel.has_own_block:
             memory.right.write_block(batch, column, summand)
-        if pairs:
-            pairs.write_block(batch, column, summand)
-        with each(*_share(down, strips, kernel.strips), 1) as strip:
-            row = least([d * tile.rows, fixed(sizes.rows - tile.rows)], strip)
-            place = Place(batch, strip, row, panel, column, summand)
-            if pairs:
-                pairs.write_tile(place)
-            else:
-                _write_tile(kernel, memory, place)
-    if pairs:
-        pairs.end()
+        with each(*of_strips, 1) as strip:
+            _write_tile(kernel, memory, Place(batch, strip, first_row(kernel, strip), panel, column, summand))
 
 
 @contextmanager
@@ -114,14 +104,6 @@ def _nested(
     else:
         with outer as i, inner as j:
             yield i, j
-
-
-def _first_column(kernel: ProductKernel, panel: Any) -> Any:
-    """The first column of a panel."""
-    d = ir.AffineExpr.get_dim(0)
-    if kernel.pads_right:
-        return number(d * kernel.tile.columns, panel)
-    return least([d * kernel.tile.columns, fixed(kernel.sizes.columns - kernel.tile.columns)], panel)
 
 
 def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ overlap in memory. The kernel reads them there, with the strides of rows and of 
 
 Of bfloat16, a kernel multiplies pairs of summands, which have to be neighbours. Channels are. Positions, over which a
 weight gradient adds, are not. The kernel then reads a copy of the image, which has a pair of positions for each one.
+With AMX, the kernel itself copies windows to where they are rows of neighbours (`strip_code.py`).
 
 The idea is that of implicit products (S. Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning",
 arXiv:1410.0759, section 3).
@@ -20,11 +21,11 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import has_windows
+from irongrad.memory_model.product_tiles import AMX_ROWS, Tile, has_copied_windows, has_windows
 from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
 from irongrad.mlir.letters import dimensions_in, lettered_source
 from irongrad.mlir.transposes import Lettered, copied
-from irongrad.passes.module.matmul_kernels.halves import HALF, pairs_along
+from irongrad.passes.module.matmul_kernels.halves import pairs_along
 from irongrad.passes.module.matmul_kernels.products import Product, half_source
 from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
 
@@ -98,21 +99,21 @@ class _Image(NamedTuple):
     dims: list[_Dimension]
 
 
-def windows_in(module: ir.Module, *, halves: bool) -> Iterator[Windows]:
+def windows_in(module: ir.Module, halves: Sequence[Tile]) -> Iterator[Windows]:
     """The convolutions and weight gradients of a module that are of known sizes, of float32 or widened from bfloat16.
 
     Each may be replaced before the next is asked for: one may read another.
 
     Args:
         module: the module.
-        halves: whether kernels multiply bfloat16 as such.
+        halves: the tiles of kernels that multiply bfloat16 as such.
     """
     for operation in sums_of_products_in(module):
-        if (found := _windows_of(operation, halves=halves)) is not None:
+        if (found := _windows_of(operation, halves)) is not None:
             yield found
 
 
-def _windows_of(operation: Any, *, halves: bool) -> Windows | None:
+def _windows_of(operation: Any, halves: Sequence[Tile]) -> Windows | None:
     """What a sum of products computes; None if it is no product of windows."""
     maps = [m.value for m in operation.attributes["indexing_maps"]]
     by_operand = [dimensions_of(m) for m in maps[:2]]
@@ -132,10 +133,10 @@ def _windows_of(operation: Any, *, halves: bool) -> Windows | None:
     operands = (operation.operands[place], _PLACES[: len(dims)]), (operation.operands[1 - place], other)
     if halves:
         image, right = (half_source(*operand) for operand in operands)
-        if image and right and (found := _windows(operation, _image(image, dims), right, result)):
+        if image and right and (found := _windows(operation, _image(image, dims), right, result, halves)):
             return found
     image, right = (lettered_source(*operand) for operand in operands)
-    return _windows(operation, _image(image, dims), right, result)
+    return _windows(operation, _image(image, dims), right, result, ())
 
 
 def _image(source: Lettered, dims: Sequence[_Dimension]) -> _Image:
@@ -144,16 +145,24 @@ def _image(source: Lettered, dims: Sequence[_Dimension]) -> _Image:
     return _Image(value, [dims[_PLACES.index(x)] for x in places])
 
 
-def _windows(operation: Any, image: _Image, right: Lettered, result: str) -> Windows | None:
-    """A product of windows, from its image, its other operand, and the letters of its result; None without a kernel."""
+def _windows(operation: Any, image: _Image, right: Lettered, result: str, halves: Sequence[Tile]) -> Windows | None:
+    """A product of windows; None without a kernel.
+
+    Args:
+        operation: the operation that computes it.
+        image: its image.
+        right: its other operand.
+        result: the letters of its result.
+        halves: the tiles of a kernel of bfloat16; none for float32.
+    """
     shapes = (right[1], right[0].type.shape), (result, operation.results[0].type.shape)
     sizes = {letter: size for of in shapes for letter, size in zip(*of, strict=True)}
-    is_half = str(image.value.type.element_type) == HALF
+    is_half, copies = bool(halves), any(tile.is_amx for tile in halves)
     order = _channels_last(image.dims, result if is_half else None)
     dims, shape = [image.dims[d] for d in order], [int(image.value.type.shape[d]) for d in order]
     levels = _levels(shape, dims, sizes)
     inner = next(x for x in levels if x.letter not in result)
-    paired = _Pairing.of(dims, inner.letter) if is_half and inner.stride > 1 else None
+    paired = _Pairing.of(dims, inner.letter) if is_half and inner.stride > 1 and not copies else None
     if paired is not None:
         shape[paired.dimension] -= paired.step
         levels = list(_in_pairs(_levels(shape, dims, sizes), inner))
@@ -164,9 +173,13 @@ def _windows(operation: Any, image: _Image, right: Lettered, result: str) -> Win
     of_product = dict(zip("brk", counts, strict=True)) | {"c": sizes[_COLUMN]}
     elements = math.prod(shape) * (1 if paired is None else 2)
     matrix = Matrix(elements, sum(x.stride for x in batch), _strides(rows), _strides(summands))
-    if (is_half and inner.size % 2) or not has_windows(
-        of_product, _stretch(matrix, of_product, is_half), halves=is_half
-    ):
+    if copies:
+        neighbours = _neighbours(matrix, of_product)
+        has_kernel = neighbours is not None and has_copied_windows(of_product, neighbours)
+    else:
+        is_whole = not is_half or inner.size % 2 == 0
+        has_kernel = is_whole and has_windows(of_product, _stretch(matrix, of_product, is_half), halves=is_half)
+    if not has_kernel:
         return None
     with operation.location, ir.InsertionPoint(operation):
         value = _transposed(image.value, order)
@@ -258,6 +271,14 @@ def _stretch(image: Matrix, sizes: Mapping[str, int], is_half: bool) -> int:
         return image.summand.width or sizes["k"]
     pairs = image.summand.of_pairs.width
     return sizes["k"] if pairs is None else 2 * pairs
+
+
+def _neighbours(image: Matrix, sizes: Mapping[str, int]) -> int | None:
+    """How many summands of an image are neighbours, or else rows; None if neither fill registers of AMX."""
+    if image.summand.one == 1:
+        return image.summand.width or sizes["k"]
+    width = image.outer.width or sizes["r"]
+    return width if image.outer.one == 1 and (image.outer.width is None or width % AMX_ROWS == 0) else None
 
 
 def _strides(levels: Sequence[Level]) -> Strides:
