@@ -90,6 +90,9 @@ _WASTED = 1.125
 # The fewest summands of windows in a loop, if more have one stride: a number without divisors has no equal parts.
 _STRETCH = 16
 
+# The fewest channels of windows that are read backwards. Read forwards, the channels of a row of taps are one loop.
+BACKWARDS = 32
+
 # The fewest rows of a product of windows: those of a tile of any CPU. Of results in one vector, a tile has more rows.
 _ROWS, _ROWS_OF_VECTOR = 6, 12
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from irongrad.memory_model.product_tiles import BACKWARDS
 from irongrad.passes.graph.convolutions.problem import Halves, Kind, Problem
 
 FLOP = 0.0105  # one operation of a matrix product
@@ -39,7 +40,7 @@ DIRECT_DEPTHWISE_FLOP: dict[Kind, float] = {"forward": 0.26, "input": 0.26, "wei
 DEPTHWISE: dict[Kind, float] = {"forward": 0.7, "input": 1.1, "weight": 0.32}  # one multiplication and one addition
 FILTERED = 0.03  # one multiplication and one addition in a kernel of ours
 PADDED = 0.6  # one element of an image that is copied to where it is padded
-FLIPPED = 2.6  # one element of a weight that is turned, and copied to where a product reads it
+FLIPPED = 2.6  # one element of a weight that is flipped, and copied to where a product reads it
 HALF_MOVED = 0.6  # the time that moving numbers of bfloat16 takes, of that of float32
 VECTOR = 16  # the numbers of a vector
 DISPATCH = 5_000.0  # one kernel launch
@@ -114,7 +115,7 @@ def windowed(problem: Problem) -> float:
 
     A kernel computes whole vectors of columns. If the columns of a weight gradient are no whole vectors, the kernel
     reads a copy of the output's gradient, which is filled up with zeros. The gradient of the input is computed for each
-    phase of the stride.
+    phase of the stride. If it reads few channels, the flipped weight is copied once more.
     """
     window, (inner, outer) = problem.window, problem.channels
     is_input = problem.kind == "input"
@@ -125,7 +126,8 @@ def windowed(problem: Problem) -> float:
     positions = problem.positions(window.sizes) / phases if is_input else problem.positions(window.out)
     products = positions * taps * inner * outer / groups
     image = problem.positions(window.out if is_input else window.sizes) * read
-    moved = image * PADDED + taps * inner * outer / groups * (FLIPPED if is_input else GATHERED)
+    flips = is_input and read // groups < BACKWARDS
+    moved = image * PADDED + taps * inner * outer / groups * (FLIPPED if flips else GATHERED)
     if problem.kind == "weight" and whole > 1:
         moved += positions * outer * whole * GATHERED
     halves = problem.halves

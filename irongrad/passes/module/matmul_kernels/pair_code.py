@@ -127,7 +127,7 @@ class _PairCode:
         b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
         with each(place.summand, end, 2) as summand:
             for beyond in range(0, columns, width):
-                begin = b * right.batch + right.outer.to(c + beyond)
+                begin = right.at(b, c + beyond)
                 offsets = [
                     number(begin + right.summand.to(k + step), place.batch, place.column, summand) for step in range(2)
                 ]
@@ -149,7 +149,7 @@ class _PairCode:
             each(constant(0), constant(tile.columns), tile.width) as beyond,
         ):
             start = number(b + c, place.column, beyond)
-            offsets = (b * right.batch + right.outer.to(c + i) + k for i in range(tile.width))
+            offsets = (right.at(b, c + i) + k for i in range(tile.width))
             rows = [self._loaded(self.memory.right, number(o, place.batch, start, summand), summand) for o in offsets]
             for i, square in enumerate(transposed([vector.bitcast(pairs, row) for row in rows])):
                 to = number(b + 2 * i * tile.columns + 2 * c, self._row(place, summand), beyond)
@@ -210,7 +210,7 @@ class _PairCode:
                 number(ir.AffineExpr.get_ceil_div(r - b, AMX_SUMMANDS), place.summand, end),
             )
         else:
-            offset = (b * left.batch + left.outer.to(r) + k) * _HALF
+            offset = (left.at(b, r) + k) * _HALF
             begin = amx.address(self.memory.left, number(offset, place.batch, place.row, place.summand))
             stride, steps = left.outer.one, number(ir.AffineExpr.get_floor_div(r - b, AMX_SUMMANDS), place.summand, end)
         return amx.Rows(begin, arith.constant(_wide(), stride * _HALF), arith.index_cast(_wide(), steps))
@@ -221,7 +221,7 @@ class _PairCode:
         b, r = (ir.AffineExpr.get_dim(i) for i in range(2))
         rows, first = self.kernel.tile.rows, self.kernel.sizes.summands - self.kernel.rest
         for i in range(rows):
-            offset = number(b * left.batch + left.outer.to(r + i) + first, place.batch, place.row)
+            offset = number(left.at(b, r + i) + first, place.batch, place.row)
             row = self._loaded(self.memory.left, offset, constant(first))
             vector.store(row, self.rest, [constant(i * AMX_SUMMANDS)])
         begin = amx.address(self.rest)

@@ -69,8 +69,8 @@ def left_rows(kernel: ProductKernel, batch: Any, row: Any, count: int) -> list[A
     outer, (b, r) = kernel.left.outer, (ir.AffineExpr.get_dim(i) for i in range(2))
     is_apart = outer.width is None or (outer.width % count == 0 and kernel.sizes.rows % count == 0)
     if not is_apart:
-        return [number(b * kernel.left.batch + outer.to(r + i), batch, row) for i in range(count)]
-    first = number(b * kernel.left.batch + outer.to(r), batch, row)
+        return [number(kernel.left.at(b, r + i), batch, row) for i in range(count)]
+    first = number(kernel.left.at(b, r), batch, row)
     return [number(b + i * outer.one, first) for i in range(count)]
 
 

@@ -81,7 +81,7 @@ class RightBlock:
         if isinstance(self.operand, Unpacking):
             return self.operand.vector_at(*((summand, column) if right.outer.one == 1 else (column, summand)))
         b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
-        place = number(b * right.batch + right.outer.to(c) + right.summand.to(k), batch, column, summand)
+        place = number(right.at(b, c) + right.summand.to(k), batch, column, summand)
         return vector.load(vector_of(self.kernel.tile.width), self.operand, [place])
 
     def _store(self, values: Any, first: Any, summand: Any, step: int, beyond: Any) -> None:

@@ -71,9 +71,7 @@ class StripCode:
                 last = number(whole - AMX_SUMMANDS + i * kernel.strip_stride, place.summand, end, line)
                 vector.store(zeros(kind), self.copy, [last])
             with each(place.summand, end, stretch) as first:
-                begin = number(
-                    b * left.batch + left.outer.to(r + i) + left.summand.to(k), place.batch, place.row, line, first
-                )
+                begin = number(left.at(b, r + i) + left.summand.to(k), place.batch, place.row, line, first)
                 to = number(b * kernel.strip_stride + i - r, line, place.summand, first)
                 for beyond in range(0, stretch, AMX_SUMMANDS):
                     values = self._loaded(number(b + beyond, begin), min(stretch - beyond, AMX_SUMMANDS))
@@ -117,8 +115,7 @@ class StripCode:
         b, r, i, k = (ir.AffineExpr.get_dim(n) for n in range(4))
         together = math.gcd(AMX_SUMMANDS, left.summand.width or AMX_SUMMANDS)
         for n in range(0, count, together):
-            expression = b * left.batch + left.outer.to(r + i) + left.summand.to(k + n)
-            begin = number(expression, place.batch, place.row, line, summand)
+            begin = number(left.at(b, r + i) + left.summand.to(k + n), place.batch, place.row, line, summand)
             for step in range(min(together, count - n)):
                 yield number(b + step * left.summand.one, begin)
 

@@ -97,12 +97,18 @@ class Matrix:
         batch: the stride between matrices of a batch, in elements; 0 if they all share one matrix.
         outer: the strides along the dimension that is not reduced: rows of the left operand, columns of the right one.
         summand: the strides along the reduction dimension.
+        begin: where the first element of the first matrix is; strides of blocks may be negative.
     """
 
     elements: int
     batch: int
     outer: Strides
     summand: Strides
+    begin: int = 0
+
+    def at(self, batch: ir.AffineExpr, outer: ir.AffineExpr) -> ir.AffineExpr:
+        """Where the summands of a row or column of one matrix of a batch begin."""
+        return batch * self.batch + self.outer.to(outer) + self.begin
 
 
 @dataclass(frozen=True)

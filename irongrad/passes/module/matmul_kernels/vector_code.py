@@ -260,7 +260,7 @@ def _right_vectors(kernel: ProductKernel, memory: Memory, place: Place, summand:
     b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
 
     def at(step: int, column: int) -> Any:
-        expression = b * right.batch + right.outer.to(c + column) + right.summand.to(k + step)
+        expression = right.at(b, c + column) + right.summand.to(k + step)
         return number(expression, place.batch, place.column, summand)
 
     vectors = []

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import AMX_ROWS, Tile, has_copied_windows, has_windows
+from irongrad.memory_model.product_tiles import AMX_ROWS, BACKWARDS, Tile, has_copied_windows, has_windows
 from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
+from irongrad.mlir.flips import Flipped, flipped_source
 from irongrad.mlir.letters import dimensions_in, lettered_source
 from irongrad.mlir.transposes import Lettered, copied
 from irongrad.passes.module.matmul_kernels.halves import pairs_along
@@ -46,7 +47,7 @@ class Level(NamedTuple):
     Attributes:
         letter: the letter of the loop.
         size: the number of iterations.
-        stride: how far an iteration moves in the image, in elements.
+        stride: how far an iteration moves in the image, in elements; negative if it moves backwards.
     """
 
     letter: str
@@ -131,12 +132,21 @@ def _windows_of(operation: Any, halves: Sequence[Tile]) -> Windows | None:
     dims = [tuple((names[number], factor) for number, factor in of) for of in of_image]
     other, result = ("".join(names[number] for number in of) for of in (of_other, of_result))
     operands = (operation.operands[place], _PLACES[: len(dims)]), (operation.operands[1 - place], other)
-    if halves:
-        image, right = (half_source(*operand) for operand in operands)
-        if image and right and (found := _windows(operation, _image(image, dims), right, result, halves)):
-            return found
-    image, right = (lettered_source(*operand) for operand in operands)
-    return _windows(operation, _image(image, dims), right, result, ())
+    for tiles, source in ((halves, half_source), ((), lettered_source)) if halves else (((), lettered_source),):
+        image, right = (source(*operand) for operand in operands)
+        if image is None or right is None:
+            continue
+        for read in _readings(right):
+            if found := _windows(operation, _image(image, dims), read, result, tiles):
+                return found
+    return None
+
+
+def _readings(right: Lettered) -> Iterator[Flipped]:
+    """The right operand, if it is flipped first as what it flips: an image can be read backwards instead."""
+    if flipped := flipped_source(*right):
+        yield Flipped(*lettered_source(flipped.value, flipped.letters), flipped.backwards)
+    yield Flipped(*right, "")
 
 
 def _image(source: Lettered, dims: Sequence[_Dimension]) -> _Image:
@@ -145,34 +155,37 @@ def _image(source: Lettered, dims: Sequence[_Dimension]) -> _Image:
     return _Image(value, [dims[_PLACES.index(x)] for x in places])
 
 
-def _windows(operation: Any, image: _Image, right: Lettered, result: str, halves: Sequence[Tile]) -> Windows | None:
+def _windows(operation: Any, image: _Image, right: Flipped, result: str, halves: Sequence[Tile]) -> Windows | None:
     """A product of windows; None without a kernel.
 
     Args:
         operation: the operation that computes it.
         image: its image.
-        right: its other operand.
+        right: its other operand; windows are read backwards along the same loops.
         result: the letters of its result.
         halves: the tiles of a kernel of bfloat16; none for float32.
     """
-    shapes = (right[1], right[0].type.shape), (result, operation.results[0].type.shape)
+    shapes = (right.letters, right.value.type.shape), (result, operation.results[0].type.shape)
     sizes = {letter: size for of in shapes for letter, size in zip(*of, strict=True)}
     is_half, copies = bool(halves), any(tile.is_amx for tile in halves)
     order = _channels_last(image.dims, result if is_half else None)
     dims, shape = [image.dims[d] for d in order], [int(image.value.type.shape[d]) for d in order]
-    levels = _levels(shape, dims, sizes)
+    levels = _levels(shape, dims, sizes, right.backwards)
     inner = next(x for x in levels if x.letter not in result)
     paired = _Pairing.of(dims, inner.letter) if is_half and inner.stride > 1 and not copies else None
     if paired is not None:
         shape[paired.dimension] -= paired.step
-        levels = list(_in_pairs(_levels(shape, dims, sizes), inner))
+        levels = list(_in_pairs(_levels(shape, dims, sizes, right.backwards), inner))
     batch = [x for x in levels if x.letter == _BATCH]
     rows = [x for x in levels if x.letter in result and x not in batch]
     summands = [x for x in levels if x.letter not in result]
     counts = (math.prod(x.size for x in of) for of in (batch, rows, summands))
     of_product = dict(zip("brk", counts, strict=True)) | {"c": sizes[_COLUMN]}
     elements = math.prod(shape) * (1 if paired is None else 2)
-    matrix = Matrix(elements, sum(x.stride for x in batch), _strides(rows), _strides(summands))
+    begin = -sum((x.size - 1) * x.stride for x in levels if x.stride < 0)
+    matrix = Matrix(elements, sum(x.stride for x in batch), _strides(rows), _strides(summands), begin)
+    if right.backwards and not (set(right.backwards).isdisjoint(result) and _is_long(matrix.summand)):
+        return None
     if copies:
         neighbours = _neighbours(matrix, of_product)
         has_kernel = neighbours is not None and has_copied_windows(of_product, neighbours)
@@ -184,7 +197,7 @@ def _windows(operation: Any, image: _Image, right: Lettered, result: str, halves
     with operation.location, ir.InsertionPoint(operation):
         value = _transposed(image.value, order)
         value = value if paired is None else pairs_along(value, *paired)
-    product = Product(operation, of_product, (value, "rk"), right)
+    product = Product(operation, of_product, (value, "rk"), (right.value, right.letters))
     of_rows, of_summands = ("".join(dict.fromkeys(x.letter for x in reversed(of))) for of in (rows, summands))
     return Windows(product, matrix, of_rows, of_summands, result, is_half)
 
@@ -234,13 +247,18 @@ def _transposed(value: Any, order: Sequence[int]) -> Any:
     return value if moved == letters else copied((value, letters), moved)
 
 
-def _levels(shape: Sequence[int], dims: Sequence[_Dimension], sizes: dict[str, int]) -> list[Level]:
-    """The loops of an image, from the innermost in memory to the outermost."""
+def _levels(shape: Sequence[int], dims: Sequence[_Dimension], sizes: dict[str, int], backwards: str) -> list[Level]:
+    """The loops of an image, from the innermost in memory to the outermost; some move backwards."""
     found, apart = [], 1
     for size, of in zip(reversed(shape), reversed(dims), strict=True):
-        found += [Level(letter, sizes[letter], factor * apart) for letter, factor in of]
+        found += [Level(x, sizes[x], -factor * apart if x in backwards else factor * apart) for x, factor in of]
         apart *= size
     return found
+
+
+def _is_long(summand: Strides) -> bool:
+    """Whether loops over the innermost summands of a window that is read backwards are long enough to be worth it."""
+    return summand.one > 0 and summand.width is not None and summand.width >= BACKWARDS
 
 
 class _Pairing(NamedTuple):
