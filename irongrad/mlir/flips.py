@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from iree.compiler import ir
 
-from irongrad.mlir.linalg import GENERIC, inputs_of
+from irongrad.mlir.linalg import GENERIC, inputs_of, producer_of
 
 _LOOKS_UP = {"linalg.index", "arith.subi", "tensor.extract", "linalg.yield"}
 
@@ -53,17 +53,14 @@ def flipped_source(value: Any, letters: str) -> Flipped | None:
 def _loop(index: Any, sizes: Any) -> tuple[int, bool]:
     """The loop that an index counts, and whether it counts backwards from the last one; -1 if it is another index."""
     end = None
-    if _name(index) == "arith.subi":
+    if producer_of(index) == "arith.subi":
         end, index = index.owner.operands
-    if _name(index) != "linalg.index":
+    if producer_of(index) != "linalg.index":
         return -1, False
     loop = ir.IntegerAttr(index.owner.attributes["dim"]).value
     if end is None:
         return loop, False
-    is_last = _name(end) == "arith.constant" and ir.IntegerAttr(end.owner.attributes["value"]).value == sizes[loop] - 1
+    is_last = (
+        producer_of(end) == "arith.constant" and ir.IntegerAttr(end.owner.attributes["value"]).value == sizes[loop] - 1
+    )
     return (loop, True) if is_last else (-1, False)
-
-
-def _name(value: Any) -> str | None:
-    """The name of the operation that computes a value; None for an argument of a block."""
-    return None if isinstance(value.owner, ir.Block) else str(value.owner.name)

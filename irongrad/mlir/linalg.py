@@ -27,6 +27,11 @@ def reduces(operation: Any) -> bool:
     return str(operation.name).startswith(_REDUCTIONS)
 
 
+def producer_of(value: Any) -> str | None:
+    """The name of the operation that computes a value; None for an argument of a block."""
+    return None if isinstance(value.owner, ir.Block) else str(value.owner.name)
+
+
 def inputs_of(operation: Any) -> list[Any]:
     """The inputs of a `linalg.generic`, without its output operands."""
     return list(operation.opview.inputs)

@@ -26,6 +26,7 @@ from irongrad.passes.module.drop_index_checks import DropIndexChecks
 from irongrad.passes.module.even_loops import EvenLoops
 from irongrad.passes.module.fuse_elementwise import FuseElementwise
 from irongrad.passes.module.hide_globals import HideGlobals
+from irongrad.passes.module.hide_products import HideProducts
 from irongrad.passes.module.hoist_lookups import HoistLookups
 from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
@@ -108,6 +109,7 @@ FLOW = Phase(
         EvenLoops,
         LoadWhereRead,
         TileSums,
+        HideProducts,
     ),
 )
 RESOURCES = Phase(

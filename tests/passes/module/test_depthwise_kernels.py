@@ -52,6 +52,16 @@ def test_kernels_compute_convolutions_and_their_gradients(name, target, counted)
     assert counted[-1].stats["filters"] == 3
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_kernels_widen_and_round_bfloat16_themselves(name, target, counted):
+    if "avx2" not in (cpu_features() or ()):
+        pytest.skip("the CPU has no AVX2")
+    GEOMETRIES[name].check_halves(target)
+    assert counted[-1].stats["filters"] == 3
+    assert counted[-1].stats["of halves"] == 3
+
+
 def test_threads_that_share_the_last_channels_do_not_disturb_each_other():
     """The last vector of channels overlaps the one before, and another thread may compute it."""
     GEOMETRIES["many images"].check("llvm-cpu", calls=200)

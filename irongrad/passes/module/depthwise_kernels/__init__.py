@@ -7,6 +7,7 @@ of a kernel, elementwise code reads a slice of the image for each, and the gradi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
 from irongrad.mlir.device import cpu_of
+from irongrad.mlir.halves import is_half, rounding
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.transposes import Lettered, copied, read_instead, summed
 from irongrad.passes.base import PassResult
@@ -37,8 +39,9 @@ class DepthwiseKernels(ModulePass):
     After:
         %r = flow.dispatch @filter_0_...::@filter_0_...(%image, %weight as [i, j, c]) : tensor<n x h x w x c>
 
-    Readers of the result that are `linalg.generic` read it channels-last. For all others it is transposed. IREE
-    compiles what has fewer than four channels, other types, or unknown sizes.
+    Readers of the result that are `linalg.generic` read it channels-last. For all others it is transposed. A kernel
+    widens operands of bfloat16 as it reads them, and rounds its sums where nothing else reads them. IREE compiles what
+    has fewer than four channels, other types, or unknown sizes.
     """
 
     name: ClassVar[str] = "depthwise-kernels"
@@ -50,15 +53,19 @@ class DepthwiseKernels(ModulePass):
         if architecture != ARCHITECTURE or not vectors:
             return PassResult(False)
         kernels = Kernels(module, add_executable, _name)
-        found = 0
+        found: Counter[bool] = Counter()
         for one in filters_in(module):
             if one.shape.channels < _WIDTHS[-1]:
                 continue
-            found += 1
             width = next(w for w in _WIDTHS if w <= min(vectors, one.shape.channels))
             at_once = _AT_ONCE if vectors == _WIDTHS[0] else _AT_ONCE_OF_FEW
-            _launch(one, FilterKernel(one.shape, width, at_once), kernels)
-        return PassResult(found > 0, {"filters": found, "kernels": kernels.count})
+            rounds = None if one.shape.adds_images else rounding(one.operation.results[0])
+            halves = is_half(one.image[0]), is_half(one.other[0]), rounds is not None
+            kernel = FilterKernel(one.shape, width, at_once, halves)
+            _launch(one, kernel, rounds or one.operation, kernels)
+            found[any(halves)] += 1
+        stats = {"filters": found.total(), "of halves": found[True], "kernels": kernels.count}
+        return PassResult(bool(found), stats)
 
 
 def _name(kernel: FilterKernel, number: int) -> str:
@@ -67,20 +74,28 @@ def _name(kernel: FilterKernel, number: int) -> str:
     return f"filter_{number}_{sizes}_{rows.others}x{columns.others}"
 
 
-def _launch(found: Filter, kernel: FilterKernel, kernels: Kernels[FilterKernel]) -> None:
-    """Compute a depthwise convolution or weight gradient by a launch of `kernel`."""
-    operation, adds = found.operation, kernel.shape.adds_images
-    with operation.location, ir.InsertionPoint(operation):
+def _launch(found: Filter, kernel: FilterKernel, last: Any, kernels: Kernels[FilterKernel]) -> None:
+    """Compute a depthwise convolution, with its rounding, or a weight gradient by a launch of `kernel`.
+
+    Args:
+        found: what is computed.
+        kernel: its kernel.
+        last: the operation that rounds what `found` computes; that of `found` without one.
+        kernels: the kernels of the module.
+    """
+    adds, result = kernel.shape.adds_images, last.results[0]
+    with last.location, ir.InsertionPoint(last):
         image, other = _ordered(found.image, "nyxc"), _ordered(found.other, "nijc")
         letters = "phwc" if adds else "".join(x for x in "nhwc" if x in found.letters)
         shape = kernel.result if adds else [size for x, size in zip("nhwc", kernel.result, strict=True) if x in letters]
-        kind = ir.RankedTensorType.get(shape, ir.F32Type.get())
-        result = flow.DispatchOp([kind], [], kernels.entry_point(kernel), [image, other], [], []).results[0]
+        kind = ir.RankedTensorType.get(shape, result.type.element_type)
+        new = flow.DispatchOp([kind], [], kernels.entry_point(kernel), [image, other], [], []).results[0]
         if adds:
             letters = "".join(x for x in "hwc" if x in found.letters)
-            result = summed(_without_units(result, letters), letters)
-        read_instead(operation.results[0], (result, letters), found.letters)
-    operation.erase()
+            new = summed(_without_units(new, letters), letters)
+        read_instead(result, (new, letters), found.letters)
+    for done in dict.fromkeys((last, found.operation)):
+        done.erase()
 
 
 def _ordered(operand: Lettered, order: str) -> Any:

@@ -53,11 +53,13 @@ class FilterKernel:
         shape: the sizes.
         width: the channels of a vector; there are at least so many.
         at_once: the most positions of a row that are computed at once.
+        halves: which of the image, the other operand and the result are bfloat16; all others are float32.
     """
 
     shape: FilterShape
     width: int
     at_once: int
+    halves: tuple[bool, bool, bool] = (False, False, False)
 
     @property
     def blocks(self) -> int:
@@ -105,7 +107,10 @@ def add_executable(kernel: FilterKernel, name: str) -> None:
     first, *_ = kernel.result
     elements = [shape.batch * rows.size * columns.size, of_other, first * rows.results * columns.results]
     with new_executable(name, counts, 3, 2 * shape.multiplications) as (executable, bindings):
-        image, other, result = (row_of(b, n * shape.channels) for b, n in zip(bindings, elements, strict=True))
+        image, other, result = (
+            row_of(binding, count * shape.channels, ir.BF16Type.get() if is_half else None)
+            for binding, count, is_half in zip(bindings, elements, kernel.halves, strict=True)
+        )
         channel = least([_d(0) * kernel.width, fixed(shape.channels - kernel.width)], _group(0))
         code = _Code(kernel, image, other, result, channel)
         if shape.adds_images:
@@ -145,6 +150,10 @@ class _Code:
     def _kind(self) -> ir.VectorType:
         return vector_of(self.kernel.width)
 
+    @property
+    def _half(self) -> ir.VectorType:
+        return ir.VectorType.get([self.kernel.width], ir.BF16Type.get())
+
     def write_images(self) -> None:
         """Write the code of a convolution: each part computes some rows of one image."""
         shape, image = self.kernel.shape, _group(2)
@@ -162,7 +171,7 @@ class _Code:
             at = (_d(0) * rows.results + _d(1)) * columns.results + _d(2)
             for u, total in enumerate(sums):
                 place = number((at + u) * shape.channels + _d(3), image, row, column, self.channel)
-                vector.store(total, self.result, [place])
+                vector.store(self._rounded(total), self.result, [place])
 
     def _sums(self, image: Any, row: Any, column: Any, wide: int, *, is_inside: bool) -> list[Any]:
         """The results at `wide` adjacent positions."""
@@ -298,9 +307,15 @@ class _Code:
         return arith.select(exists, read, zeros(self._kind))
 
     def _load(self, memory: Any, position: Any) -> Any:
-        """The vector of a position."""
+        """The vector of a position, as float32."""
         place = number(_d(0) * self.kernel.shape.channels + _d(1), position, self.channel)
-        return vector.load(self._kind, memory, [place])
+        if memory.type.element_type == self._kind.element_type:
+            return vector.load(self._kind, memory, [place])
+        return arith.extf(self._kind, vector.load(self._half, memory, [place]))
+
+    def _rounded(self, sums: Any) -> Any:
+        """A vector as the result has it."""
+        return arith.truncf(self._half, sums) if self.kernel.halves[2] else sums
 
 
 def _added(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
+from irongrad.mlir.halves import half_source
 from irongrad.mlir.letters import dimensions_in, is_constant_zero, lettered_source
 from irongrad.mlir.transposes import Lettered
 
@@ -85,8 +86,8 @@ class Filter:
     Attributes:
         operation: the operation that computes it.
         shape: its sizes.
-        image: the image without its padding, and the letters of its dimensions.
-        other: the other operand.
+        image: the image without its padding, and the letters of its dimensions; float32 or bfloat16.
+        other: the other operand, likewise.
         letters: the letters of the result.
     """
 
@@ -98,7 +99,7 @@ class Filter:
 
 
 def filters_in(module: ir.Module) -> Iterator[Filter]:
-    """The depthwise convolutions and weight gradients of a module that are of float32 and of known sizes.
+    """The depthwise convolutions and weight gradients of a module that add float32, and are of known sizes.
 
     Each may be replaced before the next is asked for: one may read another.
     """
@@ -125,7 +126,7 @@ def _filter_of(operation: Any) -> Filter | None:
     if roles is None or letters is None:
         return None
     sizes = _sizes([(other, of_other), (operation.results[0], result)])
-    source, before = _unpadded(lettered_source(image, roles))
+    source, before = _source(image, roles)
     size = dict(zip(source[1], source[0].type.shape, strict=True))
     alongs = {
         role: _along(of, size[role], before[role], sizes, set(result))
@@ -139,7 +140,8 @@ def _filter_of(operation: Any) -> Filter | None:
     if min(columns.others, columns.results) > _MOST_TAPS or (not adds and columns.others > _MOST_TAPS):
         return None
     shape = FilterShape(size.get("n", 1), size["c"], alongs.get("y", Along()), columns, adds)
-    lettered_other = lettered_source(other, "".join(letters[n] for n in of_other))
+    of_other_letters = "".join(letters[n] for n in of_other)
+    lettered_other = half_source(other, of_other_letters) or lettered_source(other, of_other_letters)
     return Filter(operation, shape, source, lettered_other, lettered_result)
 
 
@@ -187,6 +189,12 @@ def _along(of: Dimension, size: int, padding: int, sizes: dict[int, int], result
     ]
     ((results, stride),), ((others, dilation),) = ways
     return Along(size, results, others, stride, dilation, padding)
+
+
+def _source(image: Any, letters: str) -> tuple[Lettered, dict[str, int]]:
+    """The tensor that an image widens from bfloat16 or pads, or both, and the zeros before each of its dimensions."""
+    source, before = _unpadded(half_source(image, letters) or lettered_source(image, letters))
+    return half_source(*source) or source, before
 
 
 def _unpadded(image: Lettered) -> tuple[Lettered, dict[str, int]]:

@@ -26,12 +26,12 @@ from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import Tile, has_few_rows
 from irongrad.mlir.barriers import hold_behind
+from irongrad.mlir.halves import rounding
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.linalg import is_elementwise
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.forms import Layout, ProductForm, ProductProblem
-from irongrad.passes.module.matmul_kernels.halves import rounding
 from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks, in_rows, turned
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
 from irongrad.passes.module.matmul_kernels.products import Product, Tiles, added_row, packed_by, products_in

@@ -11,10 +11,10 @@ from iree.compiler import ir
 from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import Tile, window_tile_for
+from irongrad.mlir.halves import rounding
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.transposes import read_instead
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.matmul_kernels.halves import rounding
 from irongrad.passes.module.matmul_kernels.operands import in_blocks
 from irongrad.passes.module.matmul_kernels.products import Tiles
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel

@@ -10,13 +10,13 @@ from iree.compiler import ir
 
 from irongrad.memory_model.product_tiles import ARCHITECTURE, HALF_TILES, TILES, Tile, is_near, tile_for
 from irongrad.mlir.device import cpu_of
+from irongrad.mlir.halves import half_source
 from irongrad.mlir.letters import dimensions_in, is_zero, lettered_source
 from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise
 from irongrad.mlir.transposes import Lettered, copied
 from irongrad.mlir.walk import inside, outside_loops
 from irongrad.passes.module.matmul_kernels.chunks import chunks_of
 from irongrad.passes.module.matmul_kernels.forms import ProductProblem
-from irongrad.passes.module.matmul_kernels.halves import narrowed
 from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
 
 
@@ -151,13 +151,6 @@ def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[s
     if left is None or right is None or "k" not in left[1] or not {"c", "k"} <= set(right[1]):
         return None
     return Product(operation, sizes, left, right)
-
-
-def half_source(value: Any, letters: str) -> Lettered | None:
-    """The source of an operand as bfloat16, widened before or after it is transposed; None if it is float32."""
-    source, of_source = lettered_source(value, letters)
-    narrow = narrowed(source)
-    return None if narrow is None else lettered_source(narrow, of_source)
 
 
 def _widened(operand: Lettered, product: Any) -> Lettered:

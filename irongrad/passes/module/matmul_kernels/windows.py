@@ -24,10 +24,10 @@ from iree.compiler import ir
 from irongrad.memory_model.product_tiles import AMX_ROWS, BACKWARDS, Tile, has_copied_windows, has_windows
 from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
 from irongrad.mlir.flips import Flipped, flipped_source
+from irongrad.mlir.halves import half_source, pairs_along
 from irongrad.mlir.letters import dimensions_in, lettered_source
 from irongrad.mlir.transposes import Lettered, copied
-from irongrad.passes.module.matmul_kernels.halves import pairs_along
-from irongrad.passes.module.matmul_kernels.products import Product, half_source
+from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
 
 # The letters of loops. `b` is that of a batch of products, and `c` that of their columns.

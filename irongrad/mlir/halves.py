@@ -1,4 +1,4 @@
-"""Operands and results of bfloat16: where a product widens what it reads, or rounds what it computes."""
+"""Operands and results of bfloat16: where a sum of products widens what it reads, or rounds what it computes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
+from irongrad.mlir.letters import lettered_source
 from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise
+from irongrad.mlir.transposes import Lettered
 
-HALF = "bf16"
+_HALF = "bf16"
 
 
-def narrowed(value: Any) -> Any | None:
+def is_half(value: Any) -> bool:
+    """Whether a tensor is of bfloat16."""
+    return bool(str(value.type.element_type) == _HALF)
+
+
+def _narrowed(value: Any) -> Any | None:
     """The tensor of bfloat16 that `value` widens, in the shape of `value`; None if it widens none.
 
     The product of widened numbers is that of the numbers themselves. IREE recognises it if there is no reshape between.
     """
-    if str(value.type.element_type) == HALF:
+    if is_half(value):
         return value
     reshapes = []
     while not isinstance(value.owner, ir.Block) and value.owner.name in RESHAPES:
@@ -27,12 +34,19 @@ def narrowed(value: Any) -> Any | None:
     if isinstance(value.owner, ir.Block) or not _converts(value.owner, "arith.extf"):
         return None
     (value,) = inputs_of(value.owner)
-    for reshape in reversed(reshapes) if str(value.type.element_type) == HALF else ():
+    for reshape in reversed(reshapes) if is_half(value) else ():
         copy = reshape.operation.clone(ir.InsertionPoint(reshape))
         copy.operands[0] = value
         (value,) = copy.results
         value.set_type(ir.RankedTensorType.get(value.type.shape, ir.BF16Type.get()))
-    return value if str(value.type.element_type) == HALF else None
+    return value if is_half(value) else None
+
+
+def half_source(value: Any, letters: str) -> Lettered | None:
+    """The source of an operand as bfloat16, widened before or after it is transposed; None if it is float32."""
+    source, of_source = lettered_source(value, letters)
+    narrow = _narrowed(source)
+    return None if narrow is None else lettered_source(narrow, of_source)
 
 
 def rounding(result: Any) -> Any | None:
@@ -40,7 +54,7 @@ def rounding(result: Any) -> Any | None:
     readers = [use.owner.operation for use in result.uses]
     if len(readers) != 1 or not _converts(readers[0], "arith.truncf"):
         return None
-    return readers[0] if str(readers[0].results[0].type.element_type) == HALF else None
+    return readers[0] if is_half(readers[0].results[0]) else None
 
 
 def pairs_along(image: Any, dimension: int, step: int) -> Any:
