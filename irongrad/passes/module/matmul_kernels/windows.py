@@ -186,13 +186,7 @@ def _windows(operation: Any, image: _Image, right: Flipped, result: str, halves:
     matrix = Matrix(elements, sum(x.stride for x in batch), _strides(rows), _strides(summands), begin)
     if right.backwards and not (set(right.backwards).isdisjoint(result) and _is_long(matrix.summand)):
         return None
-    if copies:
-        neighbours = _neighbours(matrix, of_product)
-        has_kernel = neighbours is not None and has_copied_windows(of_product, neighbours)
-    else:
-        is_whole = not is_half or inner.size % 2 == 0
-        has_kernel = is_whole and has_windows(of_product, _stretch(matrix, of_product, is_half), halves=is_half)
-    if not has_kernel:
+    if not _has_kernel(matrix, of_product, inner, halves):
         return None
     with operation.location, ir.InsertionPoint(operation):
         value = _transposed(image.value, order)
@@ -200,6 +194,23 @@ def _windows(operation: Any, image: _Image, right: Flipped, result: str, halves:
     product = Product(operation, of_product, (value, "rk"), (right.value, right.letters))
     of_rows, of_summands = ("".join(dict.fromkeys(x.letter for x in reversed(of))) for of in (rows, summands))
     return Windows(product, matrix, of_rows, of_summands, result, is_half)
+
+
+def _has_kernel(image: Matrix, sizes: Mapping[str, int], inner: Level, halves: Sequence[Tile]) -> bool:
+    """Whether there is a kernel for a product of windows.
+
+    Args:
+        image: the layout of the image.
+        sizes: the sizes of the product.
+        inner: the innermost loop of the sum.
+        halves: the tiles of a kernel of bfloat16; none for float32.
+    """
+    if any(tile.is_amx for tile in halves):
+        neighbours = _neighbours(image, sizes)
+        return neighbours is not None and has_copied_windows(sizes, neighbours)
+    if halves and inner.size % 2:
+        return False
+    return has_windows(sizes, _stretch(image, sizes, bool(halves)), halves=bool(halves))
 
 
 def _names(image: Sequence[Dimension], other: Sequence[int], result: Sequence[int]) -> dict[int, str] | None:
