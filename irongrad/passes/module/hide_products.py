@@ -21,6 +21,9 @@ from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
+# Elements whose sign IREE copies without widening them.
+_TYPES = ("f32", "f64")
+
 # What a contraction does for each product of its operands.
 _CONTRACTS = {"arith.extf", "arith.mulf", "arith.addf", "linalg.yield"}
 
@@ -34,7 +37,7 @@ class HideProducts(ModulePass):
     After:
         %square = arith.mulf %in, %in; %same = math.copysign %square, %square; %next = arith.addf %same, %sum; ...
 
-    Left alone: contractions, whose operands are read in several loops.
+    Left alone: contractions, whose operands are read in several loops, and sums of half precision.
     """
 
     name: ClassVar[str] = "hide-products"
@@ -69,7 +72,7 @@ def _added_product(operation: Any) -> tuple[Any, Any] | None:
     if add.name != "arith.addf" or list(last.operands) != list(add.results):
         return None
     products = [value for value in add.operands if producer_of(value) == "arith.mulf"]
-    return (products[0], add) if len(products) == 1 else None
+    return (products[0], add) if len(products) == 1 and str(add.results[0].type) in _TYPES else None
 
 
 PASS = HideProducts
