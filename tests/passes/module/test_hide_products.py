@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-import iree.compiler.tools.binaries as iree_binaries
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 import irongrad as ig
 from irongrad.passes.module.hide_products import HideProducts
 from tests.fixtures.compiled_steps import AroundPass
+from tests.fixtures.module_texts import printed_after
 
 SUMS = {
     "squares": lambda x, y: x * x,
@@ -49,7 +48,8 @@ def test_what_is_no_number_stays_so() -> None:
 def test_iree_still_takes_sums_of_squares_for_contractions(tmp_path: Path) -> None:
     """When this fails, the pass may no longer be needed."""
     x, sums = "tensor<128x64x96xf32>", "tensor<128x96xf32>"
-    (tmp_path / "sum.mlir").write_text(
+    printed = printed_after(
+        "iree-codegen-generic-vectorization",
         f"""func.func @f(%x: {x}) -> {sums} {{
           %zero = arith.constant 0.0 : f32
           %empty = tensor.empty() : {sums}
@@ -63,10 +63,7 @@ def test_iree_still_takes_sums_of_squares_for_contractions(tmp_path: Path) -> No
             linalg.yield %next : f32
           }} -> {sums}
           return %sums : {sums}
-        }}"""
+        }}""",
+        tmp_path,
     )
-    command = [iree_binaries.find_tool("iree-compile"), tmp_path / "sum.mlir", "-o", tmp_path / "sum.vmfb"]
-    flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
-    flags += ["--iree-llvmcpu-target-cpu=x86-64-v4", "--mlir-print-ir-after=iree-codegen-generic-vectorization"]
-    printed = subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stderr
     assert "vector.contract" in printed

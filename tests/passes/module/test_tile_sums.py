@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-import iree.compiler.tools.binaries as iree_binaries
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 import irongrad as ig
 from irongrad.passes.module.tile_sums import TileSums
 from tests.fixtures.compiled_steps import AroundPass, Without
+from tests.fixtures.module_texts import printed_after
 
 PRIMES = (67, 73, 127, 262, 347, 1733)
 
@@ -54,7 +53,8 @@ def test_the_numbers_are_those_of_other_tiles(without: Without) -> None:
 def test_iree_still_computes_few_sums_at_once(chunks: int, at_once: int, tmp_path: Path) -> None:
     """When this fails, the pass may no longer be needed. A number a row keeps IREE from joining rows and chunks."""
     x, y, sums = f"tensor<64x{chunks}x192xf32>", "tensor<64xf32>", f"tensor<64x{chunks}xf32>"
-    (tmp_path / "sum.mlir").write_text(
+    printed = printed_after(
+        "iree-llvmcpu-select-lowering-strategy",
         f"""func.func @f(%x: {x}, %y: {y}) -> {sums} {{
           %zero = arith.constant 0.0 : f32
           %empty = tensor.empty() : {sums}
@@ -68,10 +68,7 @@ def test_iree_still_computes_few_sums_at_once(chunks: int, at_once: int, tmp_pat
             linalg.yield %next : f32
           }} -> {sums}
           return %sums : {sums}
-        }}"""
+        }}""",
+        tmp_path,
     )
-    command = [iree_binaries.find_tool("iree-compile"), tmp_path / "sum.mlir", "-o", tmp_path / "sum.vmfb"]
-    flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
-    flags += ["--iree-llvmcpu-target-cpu=x86-64-v4", "--mlir-print-ir-after=iree-llvmcpu-select-lowering-strategy"]
-    printed = subprocess.run([*command, *flags], capture_output=True, text=True, check=True).stderr
     assert f"vector_common_parallel = [1, {at_once}, 0]" in printed
