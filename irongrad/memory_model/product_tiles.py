@@ -54,8 +54,8 @@ TILES = {"avx512f": AVX512, "fma": AVX2}
 ARCHITECTURE = "x86_64"
 
 # Tiles of products of bfloat16, whose vector instructions multiply pairs. AMX has eight registers. Each holds 16 by 16
-# results, or `AMX_SUMMANDS` summands of `AMX_ROWS` rows or columns. A tile of two by two of
-# them loads one for each product.
+# results, or `AMX_SUMMANDS` summands of `AMX_ROWS` rows or columns. A tile of two by two of them
+# loads one for each product.
 AMX_ROWS, AMX_SUMMANDS = 16, 32
 AMX = tuple(Tile(rows, vectors, 16, 2, is_amx=True) for rows, vectors in ((32, 2), (16, 2), (32, 1)))
 AVX512_BF16 = tuple(Tile(tile.rows, tile.vectors, tile.width, 2) for tile in AVX512)

@@ -21,7 +21,7 @@ from irongrad.mlir.loop_code import constant, each, fixed, least, loop, number, 
 from irongrad.passes.module.matmul_kernels import amx
 from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, first_column, first_row, left_rows
 from irongrad.passes.module.matmul_kernels.squares import transposed
-from irongrad.passes.module.matmul_kernels.strip_code import StripCode
+from irongrad.passes.module.matmul_kernels.strip_code import StripCode, halves
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 
 # Bytes of a number of an operand, and of a sum.
@@ -131,13 +131,13 @@ class _PairCode:
                 offsets = [
                     number(begin + right.summand.to(k + step), place.batch, place.column, summand) for step in range(2)
                 ]
-                rows = [vector.load(_halves(width), self.memory.right, [offset]) for offset in offsets]
+                rows = [vector.load(halves(width), self.memory.right, [offset]) for offset in offsets]
                 to = number(b + 2 * beyond, self._row(place, summand))
                 vector.store(vector.interleave(*rows), self.block, [to])
         if tile.is_amx and self.kernel.fills_blocks:
             whole = number(c + ir.AffineExpr.get_ceil_div(b - c, AMX_SUMMANDS) * AMX_SUMMANDS, end, place.summand)
             with each(end, whole, 2) as summand:
-                vector.store(zeros(_halves(2 * columns)), self.block, [self._row(place, summand)])
+                vector.store(zeros(halves(2 * columns)), self.block, [self._row(place, summand)])
 
     def _turn_squares(self, place: Place) -> None:
         """Copy a block of which summands are neighbours in memory, in squares of as many pairs as columns."""
@@ -153,11 +153,11 @@ class _PairCode:
             rows = [self._loaded(self.memory.right, number(o, place.batch, start, summand), summand) for o in offsets]
             for i, square in enumerate(transposed([vector.bitcast(pairs, row) for row in rows])):
                 to = number(b + 2 * i * tile.columns + 2 * c, self._row(place, summand), beyond)
-                vector.store(vector.bitcast(_halves(2 * tile.width), square), self.block, [to])
+                vector.store(vector.bitcast(halves(2 * tile.width), square), self.block, [to])
 
     def _loaded(self, memory: Any, offset: Any, summand: Any) -> Any:
         """A register of summands, the first of which is `summand`; zeros beyond the last one, which are not read."""
-        kind = _halves(AMX_SUMMANDS)
+        kind = halves(AMX_SUMMANDS)
         if not self.kernel.rest:
             return vector.load(kind, memory, [offset])
         left = number(fixed(self.kernel.sizes.summands) - ir.AffineExpr.get_dim(0), summand)
@@ -291,15 +291,15 @@ class _PairCode:
         """The pairs of the block for vector `j` of a row of results."""
         width = 2 * self.kernel.tile.width
         offset = number(ir.AffineExpr.get_dim(0) + width * j, self._row(place, summand))
-        return vector.load(_halves(width), self.block, [offset])
+        return vector.load(halves(width), self.block, [offset])
 
     def _pair(self, offset: Any) -> Any:
         """A pair of the left operand, as often as a vector has pairs."""
         width, memory = self.kernel.tile.width, self.memory.left if self.strips is None else self.strips.copy
-        pair = vector.load(_halves(2), memory, [offset])
+        pair = vector.load(halves(2), memory, [offset])
         one = vector.extract(vector.bitcast(ir.VectorType.get([1], _integer()), pair), [], [0])
         every = vector.broadcast(ir.VectorType.get([width], _integer()), one)
-        return vector.bitcast(_halves(2 * width), every)
+        return vector.bitcast(halves(2 * width), every)
 
     def _write_results(self, place: Place) -> None:
         """Write the rows of the result that are not in the strip before."""
@@ -318,7 +318,7 @@ class _PairCode:
                 if rows:
                     value = arith.addf(value, rows[j])
                 if self.kernel.is_rounded:
-                    value = arith.truncf(_halves(tile.width), value)
+                    value = arith.truncf(halves(tile.width), value)
                 offset = b * of_batch + (r + i) * of_row + c + beyond
                 at = number(offset, place.batch, place.row, place.column, line)
                 if self.kernel.pads_right:
@@ -357,10 +357,6 @@ def _room(elements: int, kind: ir.Type) -> Any:
 def _dot(sums: Any, left: Any, right: Any) -> Any:
     """The sums plus the dot products of pairs: VDPBF16PS."""
     return llvm.call_intrinsic(sums.type, "llvm.x86.avx512bf16.dpbf16ps.512", [sums, left, right], [], [])
-
-
-def _halves(count: int) -> ir.VectorType:
-    return ir.VectorType.get([count], ir.BF16Type.get())
 
 
 def _integer() -> ir.Type:

@@ -64,7 +64,7 @@ class StripCode:
         """Copy a strip of which summands are neighbours in memory, in stretches."""
         kernel, left = self.kernel, self.kernel.left
         b, r, i, k = (ir.AffineExpr.get_dim(n) for n in range(4))
-        kind, stretch = _halves(AMX_SUMMANDS), kernel.stretch or kernel.depth
+        kind, stretch = halves(AMX_SUMMANDS), kernel.stretch or kernel.depth
         with each(constant(0), constant(kernel.tile.rows), 1) as line:
             if kernel.fills_blocks:
                 whole = ir.AffineExpr.get_ceil_div(r - b, AMX_SUMMANDS) * AMX_SUMMANDS
@@ -79,7 +79,7 @@ class StripCode:
 
     def _loaded(self, offset: Any, count: int) -> Any:
         """A register's row of which `count` summands are read, and all others are zeros."""
-        kind = _halves(AMX_SUMMANDS)
+        kind = halves(AMX_SUMMANDS)
         if count == AMX_SUMMANDS:
             return vector.load(kind, self.left, [offset])
         mask = vector.constant_mask(ir.VectorType.get([AMX_SUMMANDS], ir.IntegerType.get_signless(1)), [count])
@@ -102,12 +102,12 @@ class StripCode:
         """Copy the `count` summands from `summand` on of as many rows, from `line` on, as a register has."""
         b, i, k = (ir.AffineExpr.get_dim(n) for n in range(3))
         offsets = self._offsets(place, line, summand, count)
-        rows = [vector.load(_halves(amx.ROWS), self.left, [offset]) for offset in offsets]
-        rows += [zeros(_halves(amx.ROWS))] * (AMX_SUMMANDS - count)
+        rows = [vector.load(halves(amx.ROWS), self.left, [offset]) for offset in offsets]
+        rows += [zeros(halves(amx.ROWS))] * (AMX_SUMMANDS - count)
         pairs = [_pairs(*two) for two in zip(rows[::2], rows[1::2], strict=True)]
         for n, row in enumerate(transposed(pairs)):
             to = number((b + n) * self.kernel.strip_stride + k - i, line, place.summand, summand)
-            vector.store(vector.bitcast(_halves(AMX_SUMMANDS), row), self.copy, [to])
+            vector.store(vector.bitcast(halves(AMX_SUMMANDS), row), self.copy, [to])
 
     def _offsets(self, place: Place, line: Any, summand: Any, count: int) -> Iterator[Any]:
         """Where the rows from `line` on begin in memory, for each of `count` summands."""
@@ -128,5 +128,6 @@ def _pairs(first: Any, second: Any) -> Any:
     return arith.ori(low, arith.shli(high, sixteen))
 
 
-def _halves(count: int) -> ir.VectorType:
+def halves(count: int) -> ir.VectorType:
+    """A vector of `count` numbers of bfloat16."""
     return ir.VectorType.get([count], ir.BF16Type.get())

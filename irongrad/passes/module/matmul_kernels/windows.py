@@ -132,7 +132,8 @@ def _windows_of(operation: Any, halves: Sequence[Tile]) -> Windows | None:
     dims = [tuple((names[number], factor) for number, factor in of) for of in of_image]
     other, result = ("".join(names[number] for number in of) for of in (of_other, of_result))
     operands = (operation.operands[place], _PLACES[: len(dims)]), (operation.operands[1 - place], other)
-    for tiles, source in ((halves, half_source), ((), lettered_source)) if halves else (((), lettered_source),):
+    ways = [(halves, half_source)] if halves else []
+    for tiles, source in (*ways, ((), lettered_source)):
         image, right = (source(*operand) for operand in operands)
         if image is None or right is None:
             continue
