@@ -93,6 +93,44 @@ def constant(number: int) -> Any:
     return arith.constant(ir.IndexType.get(), number)
 
 
+def computed(operation: Any, inputs: Sequence[Any], width: int | None) -> Any:
+    """Write the body of an elementwise `linalg.generic` at the current insertion point.
+
+    Args:
+        operation: the operation; its body consists of operations on numbers, and of constants.
+        inputs: its inputs, as vectors or as numbers.
+        width: the number of elements in a vector; None for numbers.
+
+    Returns:
+        The result, as the inputs are.
+    """
+    block = operation.regions[0].blocks[0]
+    known = dict(zip(block.arguments, inputs, strict=False))
+
+    def value(of: Any) -> Any:
+        if of not in known:
+            known[of] = _constant(of, width)
+        return known[of]
+
+    *body, last = (op.operation for op in block)
+    for op in body:
+        if op.name != "arith.constant":
+            kinds = [r.type if width is None else ir.VectorType.get([width], r.type) for r in op.results]
+            attributes = {name: op.attributes[name] for name in op.attributes}
+            made = ir.Operation.create(op.name, kinds, [value(o) for o in op.operands], attributes)
+            known |= dict(zip(op.results, made.results, strict=True))
+    return value(last.operands[0])
+
+
+def _constant(value: Any, width: int | None) -> Any:
+    """A constant as a number, or as a vector of it."""
+    number = value.owner.attributes["value"]
+    if width is None:
+        return arith.constant(value.type, number)
+    kind = ir.VectorType.get([width], value.type)
+    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, number))
+
+
 @contextmanager
 def new_executable(name: str, counts: Sequence[int], tensors: int, operations: int) -> Iterator[tuple[Any, list[Any]]]:
     """Write the body of a kernel, given the new operation `stream.executable` and the kernel's bindings.

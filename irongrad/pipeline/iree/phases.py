@@ -15,6 +15,7 @@ from irongrad.analysis.timeline import noted
 from irongrad.mlir.walk import bytecode_of, parsed
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.allocate_apart import AllocateApart
+from irongrad.passes.module.attention_kernels import AttentionKernels
 from irongrad.passes.module.channels_last import ChannelsLast
 from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
@@ -82,6 +83,7 @@ GLOBAL_OPTIMIZATION = Phase(
     "iree-compile; the last phase of linalg on tensors",
     (
         LoopKernels,
+        AttentionKernels,
         DepthwiseKernels,
         ConvolutionKernels,
         MatmulKernels,

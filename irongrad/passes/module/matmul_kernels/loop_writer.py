@@ -12,7 +12,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
 from irongrad.mlir.linalg import inputs_of
-from irongrad.mlir.loop_code import Lanes, constant, each, new_executable, number, row_of
+from irongrad.mlir.loop_code import Lanes, computed, constant, each, new_executable, number, row_of
 from irongrad.passes.module.matmul_kernels.loop_body import Step, slice_of, unmarked
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, Store
 from irongrad.passes.module.matmul_kernels.loop_tiles import tile_of
@@ -212,23 +212,5 @@ class _Point:
 
     def _elementwise(self, operation: Any, offset: int) -> Any:
         """The vector that the code of a `linalg.generic` computes."""
-        block = operation.regions[0].blocks[0]
-        known = {a: self.value(i, offset) for a, i in zip(block.arguments, inputs_of(operation), strict=False)}
-        *body, last = (op.operation for op in block)
-        for op in body:
-            kinds = [ir.VectorType.get([self.writer.kernel.width], r.type) for r in op.results]
-            given = [known[o] if o in known else _splat(o, self.writer.kernel.width) for o in op.operands]
-            attributes = {name: op.attributes[name] for name in op.attributes}
-            if op.name == "arith.constant":
-                known[op.result] = _splat(op.result, self.writer.kernel.width)
-                continue
-            made = ir.Operation.create(op.name, kinds, given, attributes)
-            known |= dict(zip(op.results, made.results, strict=True))
-        result = last.operands[0]
-        return known[result] if result in known else _splat(result, self.writer.kernel.width)
-
-
-def _splat(value: Any, width: int) -> Any:
-    """A vector of a constant."""
-    kind = ir.VectorType.get([width], value.type)
-    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, value.owner.attributes["value"]))
+        inputs = [self.value(i, offset) for i in inputs_of(operation)]
+        return computed(operation, inputs, self.writer.kernel.width)

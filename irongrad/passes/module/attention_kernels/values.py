@@ -1,0 +1,224 @@
+"""The values of which attention consists: matrices of scores, a number for each of their rows, and matrix products.
+
+The letters of dimensions are those of an einsum: `b` is the batch, `r` the rows of a matrix of scores, `c` its columns,
+and `d` the dimension of a product that no such matrix has.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+
+from irongrad.mlir.letters import dimensions_in, is_zero, lettered_source
+from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise, producer_of
+from irongrad.mlir.transposes import Lettered
+from irongrad.mlir.walk import block_of
+
+_PRODUCT = "linalg.batch_matmul"
+
+# The types of the elements that are computed, and the dialects of the operations that compute them.
+_TYPES = frozenset({"f32", "f64", "bf16", "i1"})
+_SCALAR = ("arith.", "math.")
+
+# The operations that reduce a row to a number.
+COMBINERS = frozenset({"arith.addf", "arith.maximumf", "arith.minimumf"})
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a batch of matrices of scores.
+
+    Attributes:
+        batch: the number of matrices.
+        rows: the rows of each.
+        columns: the columns of each.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """A product whose result is a matrix of scores, such as that of queries and keys.
+
+    Attributes:
+        operation: the operation.
+        left: the operand with a row for each row of the scores, and its letters: `brd` in any order.
+        right: the operand with a row for each column of the scores: `bcd` in any order.
+    """
+
+    operation: Any
+    left: Lettered
+    right: Lettered
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A product that reads a matrix of scores, such as that of the weights of attention and the values.
+
+    Attributes:
+        operation: the operation.
+        scores: the matrix, as `matrix_of` returns it.
+        other: the other operand and its letters.
+        result: the letters of the result, in memory order.
+    """
+
+    operation: Any
+    scores: Any
+    other: Lettered
+    result: str
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether the product adds over the rows of the scores; else it adds over their columns."""
+        return "r" not in self.result
+
+
+def sizes_of(matrix: Any) -> Sizes:
+    """The sizes of a batch of matrices; the dimensions before the last two count as one."""
+    *batch, rows, columns = matrix.type.shape
+    return Sizes(math.prod(batch), rows, columns)
+
+
+def matrix_of(value: Any) -> Any:
+    """The value of which `value` is a reshape that joins or splits dimensions before the last two."""
+    return _without_reshapes(value, 2)
+
+
+def numbers_of(value: Any) -> Any:
+    """The value of which `value` is a reshape that joins or splits dimensions before the last one."""
+    return _without_reshapes(value, 1)
+
+
+def _without_reshapes(value: Any, last: int) -> Any:
+    while producer_of(value) in RESHAPES:
+        source = value.owner.operands[0]
+        if list(source.type.shape)[-last:] != list(value.type.shape)[-last:]:
+            return value
+        value = source
+    return value
+
+
+def scores_of(matrix: Any) -> Scores | None:
+    """The product that computes a matrix of scores; None if none does."""
+    if producer_of(matrix) != _PRODUCT or (lettered := _loops_of(matrix.owner)) is None:
+        return None
+    of_left, of_right, of_result = lettered
+    names = dict(zip(of_result, "brc", strict=True))
+    sides = ["".join(names.get(loop, "d") for loop in loops) for loops in (of_left, of_right)]
+    operands = [lettered_source(v, s) for v, s in zip(list(matrix.owner.operands)[:2], sides, strict=True)]
+    by_rows = {"r" in s: o for s, o in zip(sides, operands, strict=True)}
+    if sorted(map(sorted, sides)) != [sorted("bcd"), sorted("bdr")]:
+        return None
+    return Scores(matrix.owner.operation, by_rows[True], by_rows[False])
+
+
+def readers_in(product: Any) -> list[Reader]:
+    """The ways to take a product for one that reads a matrix of scores: that may be its left or its right operand."""
+    if product.name != _PRODUCT or (lettered := _loops_of(product)) is None:
+        return []
+    *of_operands, of_result = lettered
+    found = []
+    for place, loops in enumerate(of_operands):
+        value, source = lettered_source(product.operands[place], loops)
+        names = dict(zip(source, "brc", strict=False))
+        sides = ["".join(names.get(loop, "d") for loop in one) for one in lettered]
+        other = lettered_source(product.operands[1 - place], sides[1 - place])
+        if len(source) == 3 and source[0] == of_result[0] and sides[2][0] == "b":
+            found.append(Reader(product, matrix_of(value), other, sides[2]))
+    return found
+
+
+def _loops_of(product: Any) -> list[str] | None:
+    """A letter for each loop that an operand or the result of a product has; None unless it begins with zeros."""
+    kinds = [value.type for value in product.operands]
+    known = all(kind.has_static_shape for kind in kinds) and str(kinds[2].element_type) == "f32"
+    if not known or not {str(k.element_type) for k in kinds} <= {"f32", "bf16"} or not is_zero(product.operands[2]):
+        return None
+    return ["".join("wxyz"[d] for d in dimensions_in(m.value)) for m in product.attributes["indexing_maps"]]
+
+
+def is_plain(operation: Any) -> bool:
+    """Whether an operation computes each element of its one result from elements at the same place, or shared ones."""
+    if not is_elementwise(operation) or len(operation.results) != 1:
+        return False
+    *of_inputs, of_result = [m.value for m in operation.attributes["indexing_maps"]]
+    block = operation.regions[0].blocks[0]
+    body = [op.operation for op in block]
+    return (
+        of_result == ir.AffineMap.get_identity(of_result.n_dims)
+        and all(v.type.has_static_shape for v in (*inputs_of(operation), operation.results[0]))
+        and all(_is_ordered(m) for m in of_inputs)
+        and not list(block.arguments[-1].uses)
+        and all(op.name.startswith(_SCALAR) and not op.regions for op in body[:-1])
+        and all(str(v.type) in _TYPES for op in body for v in (*op.operands, *op.results))
+        and all(block_of(v) == block or producer_of(v) == "arith.constant" for op in body for v in op.operands)
+    )
+
+
+def _is_ordered(indexing: Any) -> bool:
+    """Whether the dimensions of an operand are loops in their order."""
+    places = dimensions_in(indexing)
+    return -1 not in places and places == sorted(set(places))
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """The sum of each row of a matrix, or its largest or least element.
+
+    Attributes:
+        matrix: the matrix.
+        operations: the operations that compute it: two if a long row is summed in parts.
+    """
+
+    matrix: Any
+    operations: tuple[Any, ...]
+
+
+def reduction_of(operation: Any) -> Reduction | None:
+    """What an operation computes of each row of a matrix; None if it is no reduction of rows."""
+    reduced = _reduced(operation)
+    if reduced is None or producer_of(reduced) != GENERIC or len(list(reduced.uses)) > 1:
+        return None if reduced is None else Reduction(reduced, (operation,))
+    before = reduced.owner.operation
+    parts = _reduced(before)
+    if parts is None or producer_of(parts) != "tensor.expand_shape" or _combiner(before) != _combiner(operation):
+        return Reduction(reduced, (operation,))
+    (matrix,) = parts.owner.operands
+    *rows, _, _ = parts.type.shape
+    return Reduction(matrix, (before, operation)) if rows == list(matrix.type.shape)[:-1] else None
+
+
+def _reduced(operation: Any) -> Any | None:
+    """The tensor of float32 that an operation reduces along its last dimension; None if it does anything else."""
+    if operation.name != GENERIC or len(inputs_of(operation)) != 1 or len(operation.results) != 1:
+        return None
+    (tensor,) = inputs_of(operation)
+    rank = len(tensor.type.shape)
+    of_input, of_result = [m.value for m in operation.attributes["indexing_maps"]]
+    if of_input != ir.AffineMap.get_identity(rank) or dimensions_in(of_result) != list(range(rank - 1)):
+        return None
+    block = operation.regions[0].blocks[0]
+    first, *others = [op.operation for op in block]
+    known = first.name in COMBINERS and len(others) == 1 and list(others[0].operands) == [first.result]
+    if not known or {*first.operands} != {*block.arguments} or begins_with(operation) is None:
+        return None
+    return tensor if str(tensor.type.element_type) == "f32" and tensor.type.has_static_shape else None
+
+
+def _combiner(reduction: Any) -> str:
+    return str(next(iter(reduction.regions[0].blocks[0])).operation.name)
+
+
+def begins_with(operation: Any) -> float | None:
+    """The number with which a reduction begins, if it changes nothing however often it is combined; else None."""
+    room = operation.operands[1]
+    if producer_of(room) != "linalg.fill" or producer_of(room.owner.operands[0]) != "arith.constant":
+        return None
+    number = float(ir.FloatAttr(room.owner.operands[0].owner.attributes["value"]).value)
+    return number if _combiner(operation) != "arith.addf" or number == 0 else None
