@@ -222,3 +222,14 @@ def begins_with(operation: Any) -> float | None:
         return None
     number = float(ir.FloatAttr(room.owner.operands[0].owner.attributes["value"]).value)
     return number if _combiner(operation) != "arith.addf" or number == 0 else None
+
+
+def quotient_of(matrix: Any) -> tuple[int, int] | None:
+    """Which inputs of an elementwise operation it divides, the first by the second; None if it does anything else."""
+    block = matrix.owner.regions[0].blocks[0]
+    first, *others = [op.operation for op in block]
+    if first.name != "arith.divf" or len(others) != 1 or str(first.result.type) != "f32":
+        return None
+    places = {argument: i for i, argument in enumerate(block.arguments)}
+    found = [places[operand] for operand in first.operands if operand in places]
+    return (found[0], found[1]) if len(found) == 2 else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
+from iree.compiler.dialects import math as math_dialect
 
 from irongrad.mlir.loop_code import (
     Lanes,
@@ -28,7 +29,7 @@ from irongrad.mlir.loop_code import (
 from irongrad.passes.module.attention_kernels.kernel import AttentionKernel, Operand, strides_of
 from irongrad.passes.module.attention_kernels.product_code import ProductCode, Side
 from irongrad.passes.module.attention_kernels.region import Input
-from irongrad.passes.module.attention_kernels.values import begins_with
+from irongrad.passes.module.attention_kernels.values import begins_with, quotient_of
 
 # How many vectors of a row are computed at once, if they divide it: their chains of operations overlap.
 _AT_ONCE = (4, 3, 2, 1)
@@ -247,11 +248,13 @@ class _Row:
         group: the group.
         row: the number of the row in the group.
         known: the numbers that are there.
+        reciprocals: the factors of the reciprocals that are there, by number.
     """
 
     group: _Group
     row: Any
     known: dict[Any, Any] = field(default_factory=dict)
+    reciprocals: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
 
     def prepare(self, value: Any, visit: int) -> None:
         """Write code for the numbers of the row that a visit needs to compute a matrix, or to reduce one."""
@@ -276,6 +279,22 @@ class _Row:
         inputs = kernel.region.numbers[value]
         given = [self.number(i.inside) if i.inside is not None else self.given(i, shape[:-1]) for i in inputs]
         return computed(value.owner, given, None)
+
+    def factors(self, divisor: Any) -> tuple[Any, Any]:
+        """Two factors whose product is the reciprocal of a number.
+
+        The first one is a power of two. With it, the second is neither infinite nor denormal.
+        """
+        if divisor not in self.reciprocals:
+            one, small, large = (_splat(x, divisor.type) for x in (1.0, 2.0**-64, 2.0**64))
+            size = math_dialect.absf(divisor)
+            is_small, is_large = (
+                arith.cmpf(predicate, size, limit)
+                for predicate, limit in ((arith.CmpFPredicate.OLT, small), (arith.CmpFPredicate.OGT, large))
+            )
+            power = arith.select(is_small, large, arith.select(is_large, small, one))
+            self.reciprocals[divisor] = power, arith.divf(one, arith.mulf(divisor, power))
+        return self.reciprocals[divisor]
 
     def given(self, one: Input, batch: Sequence[int]) -> Any:
         """A number of a tensor from outside, the same for all columns."""
@@ -340,8 +359,22 @@ class _Point:
         if kernel.is_stored(matrix, self.visit):
             memory = self.row.group.writer.scores[kernel.buffers[matrix]]
             return _restored(self.lanes.load(memory, self.in_scores), matrix.type.element_type)
-        given = [self._input(i, matrix) for i in kernel.region.matrices[matrix]]
-        return computed(matrix.owner, given, kernel.width)
+        inputs = kernel.region.matrices[matrix]
+        if (places := quotient_of(matrix)) is not None and self._is_of_rows(inputs[places[1]], matrix):
+            return self._divided(inputs[places[0]], inputs[places[1]], matrix)
+        return computed(matrix.owner, [self._input(i, matrix) for i in inputs], kernel.width)
+
+    def _is_of_rows(self, one: Input, matrix: Any) -> bool:
+        """Whether an input is the same for all columns."""
+        return len(matrix.type.shape) - 1 not in one.loops
+
+    def _divided(self, one: Input, by: Input, matrix: Any) -> Any:
+        """The vector of an input, divided by a number of the row: multiplied by factors that are there for all of it."""
+        divisor = self.row.number(by.inside) if by.inside is not None else self.row.given(by, matrix.type.shape[:-2])
+        value = self._input(one, matrix)
+        for factor in self.row.factors(divisor):
+            value = arith.mulf(value, vector.broadcast(value.type, factor))
+        return value
 
     def _input(self, one: Input, matrix: Any) -> Any:
         kernel, batch = self.row.group.writer.kernel, matrix.type.shape[:-2]
@@ -361,7 +394,9 @@ class _Point:
         return loaded if of_memory == kind else arith.trunci(kind, loaded)
 
 
-def _splat(value: float | None, kind: ir.VectorType) -> Any:
+def _splat(value: float | None, kind: ir.Type) -> Any:
+    if not isinstance(kind, ir.VectorType):
+        return arith.constant(kind, ir.FloatAttr.get(kind, value))
     return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(kind.element_type, value)))
 
 
