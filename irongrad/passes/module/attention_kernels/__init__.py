@@ -14,11 +14,13 @@ from iree.compiler import ir
 from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
+from irongrad.mlir.constants import Constants
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.linalg import RESHAPES, producer_of
 from irongrad.mlir.transposes import Lettered, copied, split, summed
 from irongrad.mlir.walk import inside, text_of
 from irongrad.passes.base import PassResult
+from irongrad.passes.module.attention_kernels.hidden import Bound, bound_of
 from irongrad.passes.module.attention_kernels.kernel import (
     AttentionKernel,
     Operand,
@@ -93,7 +95,8 @@ def _replace(block: Any, width: int, module: ir.Module, executables: dict[str, s
     possible = [r for r in found if late_readers(r, places) is not None]
     possible = [r for r in possible if _is_possible(_kernel(r, found, width, in_place=True))]
     regions = without_leaks(possible, softmaxes)
-    kernels = [_kernel(region, regions, width) for region in regions]
+    constants = Constants(module)
+    kernels = [_kernel(region, regions, width, bound_of(region, constants)) for region in regions]
     new: dict[Any, Any] = {}
     for kernel in kernels:
         _launch(kernel, places, module, executables, new)
@@ -129,7 +132,9 @@ def _is_possible(kernel: AttentionKernel) -> bool:
     return kernel.is_possible and tensors <= _MOST_TENSORS
 
 
-def _kernel(region: Region, regions: Sequence[Region], width: int, *, in_place: bool = False) -> AttentionKernel:
+def _kernel(
+    region: Region, regions: Sequence[Region], width: int, bound: Bound | None = None, *, in_place: bool = False
+) -> AttentionKernel:
     """The kernel of a region; operands that it cannot read are copied, unless it is made to be looked at only."""
 
     def readable(operand: Lettered, columns: str, operation: Any) -> Operand:
@@ -162,7 +167,7 @@ def _kernel(region: Region, regions: Sequence[Region], width: int, *, in_place: 
         in_any_order = reader.result == "bdc"
         other = Operand.of(reader.other) if in_any_order else readable(reader.other, "d", reader.operation)
         readers.append(ReaderProduct(reader, other, value.type.shape[letters.index("d")]))
-    return AttentionKernel(region, products, tuple(readers), region.written(regions), width)
+    return AttentionKernel(region, products, tuple(readers), region.written(regions), bound, width)
 
 
 def _launch(

@@ -15,6 +15,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.mlir.transposes import Lettered
+from irongrad.passes.module.attention_kernels.hidden import Bound
 from irongrad.passes.module.attention_kernels.region import Region
 from irongrad.passes.module.attention_kernels.values import Reader
 
@@ -96,6 +97,7 @@ class AttentionKernel:
         products: the products that compute matrices, by matrix.
         readers: the products that read matrices.
         written: the numbers of rows that are read outside.
+        bound: how many columns of a row count; None if all do.
         width: the number of elements in a vector.
     """
 
@@ -103,6 +105,7 @@ class AttentionKernel:
     products: dict[Any, ScoresProduct]
     readers: tuple[ReaderProduct, ...]
     written: tuple[Any, ...]
+    bound: Bound | None
     width: int
 
     @cached_property
@@ -188,10 +191,15 @@ class AttentionKernel:
         return rows >= _FEWEST_ROWS or groups == 1
 
     @property
+    def sums_rows(self) -> bool:
+        """Whether anything is added over rows."""
+        return any(r.of.sums_rows for r in self.readers)
+
+    @property
     def parts(self) -> int:
         """Into how many parts the groups of a matrix are divided; a thread computes one at a time."""
         _, groups, _ = self.group
-        if not any(r.of.sums_rows for r in self.readers):
+        if not self.sums_rows:
             return groups
         return min(groups, -(-_PARTS // self.region.sizes.batch))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from iree.compiler import ir
@@ -39,6 +38,29 @@ class Side:
     block: int = 0
 
 
+class Dimension(Enum):
+    """A dimension of a product."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+    SUMMANDS = "summands"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much of a dimension of a product is computed.
+
+    Attributes:
+        of: the dimension.
+        end: where it ends: a number that is known when the code runs, a multiple of `unit`, as the whole size is.
+        unit: a number of elements.
+    """
+
+    of: Dimension
+    end: Any
+    unit: int
+
+
 @dataclass(frozen=True)
 class ProductCode:
     """Writes the code of a product.
@@ -52,6 +74,7 @@ class ProductCode:
         right: the right operand.
         result: the result.
         adds: a condition under which the product is added to what is there; None for never.
+        limit: what is left out.
     """
 
     rows: int
@@ -62,16 +85,27 @@ class ProductCode:
     right: Side
     result: Side
     adds: Any = None
+    limit: Limit | None = None
 
     def write(self) -> None:
         """Write the code at the current insertion point."""
         rows, vectors = self._tile()
-        whole = self.columns // self.width
-        with _stretches(whole // vectors, vectors * self.width) as column:
+        of_panel = vectors * self.width
+        whole = self.columns // of_panel * of_panel
+        with each(constant(0), self._end(Dimension.COLUMNS, whole), of_panel) as column:
             self._write_rows(column, rows, [self.width] * vectors)
-        rest = [self.width] * (whole % vectors) + [self.columns % self.width] * (self.columns % self.width > 0)
+        beyond = self.columns - whole
+        rest = [self.width] * (beyond // self.width) + [beyond % self.width] * (beyond % self.width > 0)
         if rest:
-            self._write_rows(constant(whole // vectors * vectors * self.width), rows, rest)
+            self._write_rows(constant(whole), rows, rest)
+
+    def _end(self, dimension: Dimension, size: int) -> Any:
+        """Where a loop over a dimension ends that has no limit at `size`."""
+        return self.limit.end if self.limit and self.limit.of is dimension else constant(size)
+
+    def _fits(self, dimension: Dimension, size: int) -> bool:
+        """Whether tiles of a size end where the dimension does."""
+        return not self.limit or self.limit.of is not dimension or self.limit.unit % size == 0
 
     def _tile(self) -> tuple[int, int]:
         """The rows and vectors of a tile that takes the fewest instructions."""
@@ -82,16 +116,23 @@ class ProductCode:
             return tiles * (max(rows * vectors, _CHAINS) + rows / 2 + vectors)
 
         most = _REGISTERS[self.width] - 1
-        columns = [v for v in range(1, _MOST_VECTORS + 1) if self.right.block % (v * self.width) == 0]
-        tiles = ((r, v) for v in columns for r in range(1, most) if r * v + v <= most)
+        tiles = (
+            (r, v)
+            for v in range(1, _MOST_VECTORS + 1)
+            for r in range(1, most)
+            if r * v + v <= most
+            and self.right.block % (v * self.width) == 0
+            and self._fits(Dimension.ROWS, r)
+            and self._fits(Dimension.COLUMNS, v * self.width)
+        )
         return min(tiles, key=cost)
 
     def _write_rows(self, column: Any, rows: int, widths: list[int]) -> None:
-        whole = self.rows // rows
-        with _stretches(whole, rows) as row:
+        whole = self.rows // rows * rows
+        with each(constant(0), self._end(Dimension.ROWS, whole), rows) as row:
             self._write_tile(row, column, rows, widths)
-        if self.rows % rows:
-            self._write_tile(constant(whole * rows), column, self.rows % rows, widths)
+        if self.rows > whole:
+            self._write_tile(constant(whole), column, self.rows - whole, widths)
 
     def _write_tile(self, row: Any, column: Any, rows: int, widths: list[int]) -> None:
         kind = vector_of(self.width)
@@ -113,7 +154,8 @@ class ProductCode:
                 new += [vector.fma(factor, x, sums[r * len(lanes) + v]) for v, x in enumerate(vectors)]
             return new
 
-        sums = loop(constant(0), constant(self.summands), 1, [zeros(kind)] * (rows * len(lanes)), add)
+        end = self._end(Dimension.SUMMANDS, self.summands)
+        sums = loop(constant(0), end, 1, [zeros(kind)] * (rows * len(lanes)), add)
         for n, total in enumerate(sums):
             r, v = divmod(n, len(lanes))
             expression = o + (i + r) * self.result.outer + j + v * self.width
@@ -122,13 +164,6 @@ class ProductCode:
                 more = arith.addf(total, lanes[v].load(self.result.memory, place))
                 total = arith.select(self.adds, more, total)
             lanes[v].store(total, self.result.memory, place)
-
-
-@contextmanager
-def _stretches(count: int, step: int) -> Iterator[Any]:
-    """Write a loop over `count` stretches of `step`, given where one begins."""
-    with each(constant(0), constant(count * step), step) as begin:
-        yield begin
 
 
 def _loaded(lanes: Lanes, memory: Any, place: Any) -> Any:

@@ -26,8 +26,9 @@ from irongrad.mlir.loop_code import (
     vector_of,
     zeros,
 )
+from irongrad.passes.module.attention_kernels.hidden import UNIT
 from irongrad.passes.module.attention_kernels.kernel import AttentionKernel, Operand, strides_of
-from irongrad.passes.module.attention_kernels.product_code import ProductCode, Side
+from irongrad.passes.module.attention_kernels.product_code import Dimension, Limit, ProductCode, Side
 from irongrad.passes.module.attention_kernels.region import Input
 from irongrad.passes.module.attention_kernels.values import begins_with, quotient_of
 
@@ -94,14 +95,17 @@ class _Writer:
             self._write_block(column)
 
     def _write_block(self, column: Any) -> None:
-        """Write the code of the columns that begin at `column`."""
+        """Write the code of the columns that begin at `column`: the last rows, which see the most columns, first."""
         rows, groups, larger = self.kernel.group
-        d = ir.AffineExpr.get_dim(0)
+        d, e = (ir.AffineExpr.get_dim(i) for i in range(2))
         of_part = -(-groups // self.kernel.parts)
         begin = number(d * of_part, self.part)
-        with each(begin, least([d + of_part, fixed(groups)], begin), 1) as group:
+        end = least([d + of_part, fixed(groups)], begin)
+        with each(begin, end, 1) as index:
+            group = number(e - 1 - d, number(d - e, index, begin), end)
+            is_later = arith.cmpi(arith.CmpIPredicate.ne, index, begin)
             if not larger:
-                _Group(self, column, number(d * rows, group), rows).write(begin, group)
+                self._write_group(column, number(d * rows, group), rows, is_later)
                 return
             is_larger = arith.cmpi(arith.CmpIPredicate.ult, group, constant(larger))
             branches = scf.IfOp(is_larger, has_else=True)
@@ -110,8 +114,24 @@ class _Writer:
                 (branches.else_block, d * rows + larger, rows),
             ):
                 with ir.InsertionPoint(block):
-                    _Group(self, column, number(first, group), count).write(begin, group)
+                    self._write_group(column, number(first, group), count, is_later)
                     scf.yield_([])
+
+    def _write_group(self, column: Any, first: Any, count: int, is_later: Any) -> None:
+        """Write the code of a group of `count` rows that begins at the row `first`."""
+        kernel, columns = self.kernel, self.kernel.region.sizes.columns
+        if kernel.bound is None:
+            _Group(self, column, first, count, is_later).write()
+            return
+        f, c = (ir.AffineExpr.get_dim(i) for i in range(2))
+        seen = least([f + count - 1 + kernel.bound.offset, fixed(columns)], first)
+        if kernel.sums_rows:  # the first group writes the sums of all columns
+            seen = arith.select(is_later, seen, constant(columns))
+        units = number(ir.AffineExpr.get_ceil_div(f - c, UNIT) * UNIT, seen, column)
+        end = least([f, fixed(kernel.block)], units)
+        with ir.InsertionPoint(scf.IfOp(arith.cmpi(arith.CmpIPredicate.sgt, end, constant(0))).then_block):
+            _Group(self, column, first, count, is_later, end).write()
+            scf.yield_([])
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,26 +143,30 @@ class _Group:
         column: the first column of the block.
         first: the first row of the group.
         count: the number of rows.
+        is_later: whether the part has had a group before.
+        end: how many columns of the block count, a multiple of `UNIT`; None if all do.
     """
 
     writer: _Writer
     column: Any
     first: Any
     count: int
+    is_later: Any
+    end: Any = None
 
-    def write(self, begin: Any, group: Any) -> None:
-        """Write the code of the group with the number `group`; its part begins with the group `begin`."""
+    def write(self) -> None:
+        """Write the code of the group."""
         writer, kernel = self.writer, self.writer.kernel
         for matrix, product in kernel.products.items():
             left = self._side(product.left, "r", "d")
             right = self._side(product.right, "d", "c")
             result = Side(writer.scores[kernel.buffers[matrix]], constant(0), kernel.stride)
-            ProductCode(self.count, kernel.block, product.summands, kernel.width, left, right, result).write()
+            sizes = self.count, kernel.block, product.summands
+            ProductCode(*sizes, kernel.width, left, right, result, None, self._limit(Dimension.COLUMNS)).write()
         for visit in range(kernel.last_visit + 1):
             self._visit(visit)
-        is_later = arith.cmpi(arith.CmpIPredicate.ne, group, begin)
         for index in range(len(kernel.readers)):
-            self._read(index, is_later)
+            self._read(index)
         if kernel.written:
             with each(constant(0), constant(self.count), 1) as row:
                 self._write_numbers(_Row(self, row))
@@ -165,7 +189,11 @@ class _Group:
         first = number(beyond, self.writer.matrix, self.first, self.column)
         return Side(self.writer.read[operand.value], first, strides[outer], strides[summand], operand.block)
 
-    def _read(self, index: int, is_later: Any) -> None:
+    def _limit(self, dimension: Dimension) -> Limit | None:
+        """The limit of a product's dimension that is the columns of scores."""
+        return None if self.end is None else Limit(dimension, self.end, UNIT)
+
+    def _read(self, index: int) -> None:
         """Write code that computes a product of the scores of a group of rows."""
         writer, kernel = self.writer, self.writer.kernel
         reader, memory = kernel.readers[index], writer.results[index]
@@ -180,20 +208,21 @@ class _Group:
             if kernel.block < kernel.region.sizes.columns:
                 adds = arith.cmpi(arith.CmpIPredicate.ne, self.column, constant(0))
             result = Side(memory, at, strides["r"])
-            ProductCode(self.count, reader.size, kernel.block, kernel.width, left, right, result, adds).write()
+            limit = self._limit(Dimension.SUMMANDS)
+            ProductCode(self.count, reader.size, kernel.block, kernel.width, left, right, result, adds, limit).write()
             return
         of_part = kernel.region.sizes.batch * strides["b"]
         at = number(p * of_part + b * strides["b"] + r * strides["c"], writer.part, writer.matrix, self.column)
         other = self._side(reader.other, "r", "d")
         if reader.of.result == "bcd":
-            sizes = kernel.block, reader.size
+            sizes, limit = (kernel.block, reader.size), self._limit(Dimension.ROWS)
             left, right = Side(scores, constant(0), 1, kernel.stride), other
         else:
-            sizes = reader.size, kernel.block
+            sizes, limit = (reader.size, kernel.block), self._limit(Dimension.COLUMNS)
             left = Side(other.memory, other.first, other.summand, other.outer)
             right = Side(scores, constant(0), kernel.stride)
         result = Side(memory, at, strides[reader.of.result[1]])
-        ProductCode(*sizes, self.count, kernel.width, left, right, result, is_later).write()
+        ProductCode(*sizes, self.count, kernel.width, left, right, result, self.is_later, limit).write()
 
     def _visit(self, visit: int) -> None:
         """Write code that computes what is known in a visit of all columns, for each row of a group."""
@@ -204,7 +233,7 @@ class _Group:
             return
         columns, width = kernel.block, kernel.width
         whole = columns // width * width
-        at_once = next(n for n in _AT_ONCE if columns // width % n == 0)
+        at_once = next(n for n in _AT_ONCE if (columns if self.end is None else UNIT) // width % n == 0)
         kind = vector_of(width)
         with each(constant(0), constant(self.count), 1) as row:
             of_row = _Row(self, row)
@@ -219,7 +248,8 @@ class _Group:
                 values = [v for of_point in of_points for v in of_point]
                 return [_combined(n, v, t) for n, v, t in zip(reductions * at_once, values, totals, strict=True)]
 
-            totals = loop(constant(0), constant(whole), width * at_once, begun * at_once, add)
+            end = constant(whole) if self.end is None else self.end
+            totals = loop(constant(0), end, width * at_once, begun * at_once, add)
             last = _Point(of_row, visit, constant(whole), 0, Lanes(kind).first(columns - whole))
             if columns > whole:
                 self._store([last], stored)
@@ -369,7 +399,7 @@ class _Point:
         return len(matrix.type.shape) - 1 not in one.loops
 
     def _divided(self, one: Input, by: Input, matrix: Any) -> Any:
-        """The vector of an input, divided by a number of the row: multiplied by factors that are there for all of it."""
+        """The vector of an input, divided by a number of the row: multiplied by factors, which the whole row shares."""
         divisor = self.row.number(by.inside) if by.inside is not None else self.row.given(by, matrix.type.shape[:-2])
         value = self._input(one, matrix)
         for factor in self.row.factors(divisor):

@@ -1,0 +1,139 @@
+"""Scores that a constant mask hides: what they are computed into is zero, so a kernel leaves them out.
+
+A score of minus infinity has the weight zero, whatever it was before the mask: its exponential is zero, and so is every
+product with it. As in the kernels of PyTorch, a hidden score is taken for a finite number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from iree.compiler import ir
+
+from irongrad.mlir.constants import Constants
+from irongrad.mlir.linalg import producer_of
+from irongrad.passes.module.attention_kernels.region import Input, Region
+
+# What is known of a number: nothing, that it is minus infinity or nearly so, or that it is zero.
+_ANY, _LEAST, _ZERO = 0, 1, 2
+
+# What is added to hide a score is at most this. Other scores are larger by far.
+_HIDES = -1e30
+
+_KEEPS = frozenset({"arith.extf", "arith.truncf"})
+
+# Columns are left out in so many at once: whole vectors, and whole register tiles.
+UNIT = 32
+
+# The most columns that are computed, as a part of all, for which it is worth to leave out the others.
+_WORTH = 0.9
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How many columns of a row count: at most `offset` more than the number of the row."""
+
+    offset: int
+
+
+def bound_of(region: Region, constants: Constants) -> Bound | None:
+    """How many columns of each row count; None if (nearly) all do, or if a row has none."""
+    sizes = region.sizes
+    if sizes.columns % UNIT:
+        return None
+    states = _States(region, constants)
+    hidden = np.ones((sizes.rows, sizes.columns), bool)
+    for reader in region.readers:
+        hidden &= states.of(reader.scores) == _ZERO
+    for number, reduction in region.reductions.items():
+        combiner = next(iter(reduction.operations[-1].regions[0].blocks[0])).operation.name
+        neutral = {"arith.addf": _ZERO, "arith.maximumf": _LEAST}.get(combiner)
+        hidden &= states.of(region.inputs(number)[0]) == neutral
+    if hidden.all(axis=1).any():
+        return None
+    counts = sizes.columns - hidden[:, ::-1].argmin(axis=1)
+    rows = np.arange(sizes.rows)
+    offset = int((counts - rows).max())
+    computed = np.minimum(rows + offset, sizes.columns).mean()
+    return Bound(offset) if computed <= _WORTH * sizes.columns else None
+
+
+@dataclass(frozen=True)
+class _States:
+    """What is known of the elements of matrices."""
+
+    region: Region
+    constants: Constants
+    known: dict[Any, np.ndarray] = field(default_factory=dict)
+
+    def of(self, matrix: Any) -> np.ndarray:
+        """What is known of each element of a matrix, (rows, columns), for the whole batch."""
+        if matrix not in self.known:
+            self.known[matrix] = self._computed(matrix)
+        return self.known[matrix]
+
+    def _computed(self, matrix: Any) -> np.ndarray:
+        sizes = self.region.sizes
+        unknown = np.full((sizes.rows, sizes.columns), _ANY)
+        if matrix in self.region.products:
+            return unknown
+        block = matrix.owner.regions[0].blocks[0]
+        states: dict[Any, np.ndarray] = {}
+        values: dict[Any, np.ndarray] = {}
+        for argument, one in zip(block.arguments, self.region.matrices[matrix], strict=False):
+            if one.inside is not None and one.inside not in self.region.numbers:
+                states[argument] = self.of(one.inside)
+            elif (value := self._value(one, matrix)) is not None:
+                values[argument] = value
+        for op in (op.operation for op in block):
+            if op.name == "linalg.yield":
+                return np.broadcast_to(_state(op.operands[0], states, values), unknown.shape)
+            given = [_state(o, states, values) for o in op.operands]
+            states[op.results[0]] = _made(op, given, values)
+        return unknown
+
+    def _value(self, one: Input, matrix: Any) -> np.ndarray | None:
+        """The value of a constant input, (rows, columns); None if it is not the same for the whole batch."""
+        value = self.constants.value(one.value)
+        rank = len(matrix.type.shape)
+        if value is None or any(d < rank - 2 for d in one.loops):
+            return None
+        shape = [n if d in one.loops else 1 for d, n in enumerate(matrix.type.shape)]
+        return value.reshape(shape[-2:])
+
+
+def _state(value: Any, states: Mapping[Any, np.ndarray], values: Mapping[Any, np.ndarray]) -> Any:
+    """What is known of a value in the body of an operation."""
+    if value in states:
+        return states[value]
+    if value in values:
+        number = values[value]
+    elif producer_of(value) == "arith.constant" and isinstance(value.type, ir.FloatType):
+        number = np.asarray(value.owner.attributes["value"].value)
+    else:
+        return np.asarray(_ANY)
+    if number.dtype == bool:
+        return np.asarray(_ANY)
+    return np.where(number == 0, _ZERO, np.where(number <= _HIDES, _LEAST, _ANY))
+
+
+def _made(operation: Any, given: list[Any], values: Mapping[Any, np.ndarray]) -> Any:
+    """What is known of the result of an operation on numbers."""
+    name, operands = operation.name, list(operation.operands)
+    if name == "arith.select" and operands[0] in values:
+        return np.where(values[operands[0]], *given[1:])
+    if name == "arith.addf":
+        hides = (given[0] == _LEAST) | (given[1] == _LEAST)
+        return np.where(hides, _LEAST, _ANY)
+    if name == "arith.subf":
+        return np.where(given[0] == _LEAST, _LEAST, _ANY)
+    if name == "math.exp":
+        return np.where(given[0] == _LEAST, _ZERO, _ANY)
+    if name == "arith.mulf":
+        return np.where((given[0] == _ZERO) | (given[1] == _ZERO), _ZERO, _ANY)
+    if name == "arith.divf":
+        return np.where(given[0] == _ZERO, _ZERO, _ANY)
+    return given[0] if name in _KEEPS else np.asarray(_ANY)
