@@ -101,6 +101,13 @@ def test_kernels_multiply_bfloat16_as_such(name, target, counted):
     assert counted[-1].stats["of halves"] >= OF_HALVES[target].get(name, 2)
 
 
+@pytest.mark.skipif(not runs(FAST_AVX512_BF16), reason="needs a CPU with its instructions")
+@pytest.mark.parametrize(("channels", "sizes", "taps"), [((1, 64), (29, 29), (2, 2)), ((1, 256), (63, 31), (3, 2))])
+def test_pairs_of_taps_lie_an_odd_number_of_elements_apart(channels, sizes, taps, counted):
+    replace(PLAIN, batch=8, channels=channels, sizes=sizes, kernel=taps, padding=(0, 0)).check_halves(FAST_AVX512_BF16)
+    assert counted[-1].stats["of halves"] >= 1
+
+
 @pytest.mark.skipif(not runs(AMX), reason="needs AMX")
 @pytest.mark.parametrize("name", ["3x3", "with a stride", "long sums", "columns that no tile covers"])
 def test_windows_are_as_right_where_linux_denies_amx(name, counted, monkeypatch):

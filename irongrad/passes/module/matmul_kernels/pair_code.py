@@ -276,11 +276,12 @@ class _PairCode:
             sums: the sums before.
         """
         tile, (r, k) = self.kernel.tile, (ir.AffineExpr.get_dim(i) for i in range(2))
-        step = 1 if self.strips is not None else self.kernel.left.summand.of_pairs.one // 2
+        apart = 2 if self.strips is not None else self.kernel.left.summand.of_pairs.one
+        pair = ir.AffineExpr.get_floor_div(k, 2)
 
         def add(summand: Any, sums: list[Any]) -> list[Any]:
             right = [self._pairs(place, summand, j) for j in range(tile.vectors)]
-            left = [self._pair(number(r + k * step, row, summand)) for row in rows]
+            left = [self._pair(number(r + pair * apart, row, summand)) for row in rows]
             return [
                 _dot(sums[i * tile.vectors + j], x, y) for (i, x), (j, y) in product(enumerate(left), enumerate(right))
             ]
