@@ -8,8 +8,8 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith
 
-from irongrad.mlir.letters import lettered_source
-from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise
+from irongrad.mlir.letters import copied_by, lettered_source
+from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise, producer_of, source_of
 from irongrad.mlir.transposes import Lettered
 
 _HALF = "bf16"
@@ -47,6 +47,19 @@ def half_source(value: Any, letters: str) -> Lettered | None:
     source, of_source = lettered_source(value, letters)
     narrow = _narrowed(source)
     return None if narrow is None else lettered_source(narrow, of_source)
+
+
+def is_widened(value: Any) -> bool:
+    """Whether a tensor has the numbers of a tensor of bfloat16, in any order."""
+    while not is_half(value) and producer_of(value) is not None:
+        value = source_of(value)
+        if (source := copied_by(value)) is not None:
+            value = source
+        elif producer_of(value) is not None and _converts(value.owner, "arith.extf"):
+            (value,) = inputs_of(value.owner)
+        else:
+            break
+    return is_half(value)
 
 
 def rounding(result: Any) -> Any | None:

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import irongrad as ig
-from irongrad.mlir.walk import name_of, parsed
+from irongrad.mlir.walk import found_in, name_of, parsed, text_of
 from irongrad.passes.module.attention_kernels import AttentionKernels
 from tests.fixtures.compiled_steps import AroundPass
 from tests.fixtures.half_products import AVX2, AVX512, runs
@@ -27,7 +28,7 @@ SIZES: dict[str, Sizes] = {
     "a prime number of queries": (6, 37, 48, 16),
     "a prime number of keys": (6, 32, 53, 24),
     "nothing even": (5, 23, 19, 7),
-    "fewer keys than a vector": (4, 40, 5, 16),
+    "fewer keys than a vector": (4, 40, 5, 4),
     "one matrix for each core": (2, 50, 130, 20),
     "many keys": (2, 24, 1030, 16),
     "keys in blocks": (3, 16, 320, 40),
@@ -43,6 +44,30 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     visible = torch.arange(k.shape[-2])[None] <= torch.arange(q.shape[-2])[:, None] + 3
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As in Mistral: a row sees few columns, and none behind its own."""
+    apart = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])[None]
+    scores = (q @ k.transpose(-1, -2)).masked_fill((apart < 0) | (apart > 20), torch.finfo(torch.float32).min)
+    return scores.softmax(-1) @ v
+
+
+def seen_by_most(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The first row sees nothing, and becomes zero."""
+    visible = torch.arange(k.shape[-2])[None] < torch.arange(q.shape[-2])[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def seen_again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What a mask hides counts all the same."""
+    visible = torch.arange(k.shape[-2])[None] <= torch.arange(q.shape[-2])[:, None]
+    weights = (q @ k.transpose(-1, -2)).masked_fill(~visible, -torch.inf).softmax(-1)
+    return (weights + 0.01) @ v
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -66,6 +91,14 @@ def normalised_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 FORMS = (attended, masked, capped, biased, normalised_late)
 
+HIDING: dict[Callable[[Tensor, Tensor, Tensor], Tensor], bool] = {
+    causal: True,
+    sliding: True,
+    seen_by_most: False,
+    seen_again: False,
+    attended: False,
+}
+
 
 class Attention(nn.Module):
     def __init__(self, sizes: Sizes, form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
@@ -84,13 +117,20 @@ def kernels_of(
     model: nn.Module, directory: Path, around_pass: AroundPass, target: str = "llvm-cpu", precision: str = "f32"
 ) -> int:
     """Compile a step, which is verified; return how many kernels it has."""
+    with parsed(compiled(model, directory, around_pass, target, precision)) as module:
+        names = [name_of(op.operation) for op in module.body if op.operation.name == "stream.executable"]
+    return sum(name.startswith("attention") for name in names)
+
+
+def compiled(
+    model: nn.Module, directory: Path, around_pass: AroundPass, target: str = "llvm-cpu", precision: str = "f32"
+) -> bytes:
+    """Compile a step, which is verified; return the module behind the pass."""
     seen = around_pass(AttentionKernels)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     step = ig.TrainStep(model, sum_of_squares, optimizer, {"x": torch.tensor(0.7)}, precision=precision)
     ig.compile(step, directory, target=target, cache=False, entry_points=("train_step",))
-    with parsed(seen[1]) as module:
-        names = [name_of(op.operation) for op in module.body if op.operation.name == "stream.executable"]
-    return sum(name.startswith("attention") for name in names)
+    return seen[1]
 
 
 def sum_of_squares(y: Tensor) -> Tensor:
@@ -114,3 +154,36 @@ def test_forms(
 @pytest.mark.parametrize("target", TARGETS)
 def test_operands_of_bfloat16(target: str, tmp_path: Path, around_pass: AroundPass) -> None:
     assert kernels_of(Attention((4, 33, 40, 16), masked), tmp_path, around_pass, target, "bf16") == 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("sizes", [(3, 96, 96, 16), (2, 70, 128, 20)])
+@pytest.mark.parametrize("form", HIDING)
+def test_hidden_scores_are_left_out(
+    form: Callable[[Tensor, Tensor, Tensor], Tensor],
+    sizes: Sizes,
+    target: str,
+    tmp_path: Path,
+    around_pass: AroundPass,
+) -> None:
+    """A kernel that leaves out columns reads how many of them the first row sees."""
+    with parsed(compiled(Attention(sizes, form), tmp_path, around_pass, target)) as module:
+        launches = [text_of(op) for op in found_in(module, "flow.dispatch")]
+    assert [("tensor<2xi32>" in text) for text in launches if "@attention" in text] == 2 * [HIDING[form]]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_long_sequences(target: str, tmp_path: Path, around_pass: AroundPass) -> None:
+    """`row-blocks` has divided the scores; keys come in blocks, and columns in blocks of 512."""
+    assert kernels_of(Attention((2, 1024, 1024, 32), causal), tmp_path, around_pass, target) >= 8
+
+
+def test_kernels_on_several_threads_give_the_same_numbers_in_every_call(tmp_path: Path) -> None:
+    queries = torch.randn(6, 64, 64, 16)
+
+    def function(q: Tensor) -> Tensor:
+        return causal(q[0], q[1], q[2]) * causal(q[3], q[4], q[5])
+
+    attend = ig.compile_function(function, (queries,), cache=False)
+    first = attend(queries.numpy())
+    assert all(np.array_equal(attend(queries.numpy()), first) for _ in range(50))

@@ -32,15 +32,11 @@ UNIT = 32
 _WORTH = 0.9
 
 
-@dataclass(frozen=True)
-class Bound:
-    """How many columns of a row count: at most `offset` more than the number of the row."""
+def columns_seen(region: Region, constants: Constants) -> int | None:
+    """How many columns of the first row count, if each row has at most one more than the row before it.
 
-    offset: int
-
-
-def bound_of(region: Region, constants: Constants) -> Bound | None:
-    """How many columns of each row count; None if (nearly) all do, or if a row has none."""
+    None if (nearly) all columns of all rows count, or if a row has none.
+    """
     sizes = region.sizes
     if sizes.columns % UNIT:
         return None
@@ -51,14 +47,14 @@ def bound_of(region: Region, constants: Constants) -> Bound | None:
     for number, reduction in region.reductions.items():
         combiner = next(iter(reduction.operations[-1].regions[0].blocks[0])).operation.name
         neutral = {"arith.addf": _ZERO, "arith.maximumf": _LEAST}.get(combiner)
-        hidden &= states.of(region.inputs(number)[0]) == neutral
+        hidden &= states.of(region.parents(number)[0]) == neutral
     if hidden.all(axis=1).any():
         return None
     counts = sizes.columns - hidden[:, ::-1].argmin(axis=1)
     rows = np.arange(sizes.rows)
-    offset = int((counts - rows).max())
-    computed = np.minimum(rows + offset, sizes.columns).mean()
-    return Bound(offset) if computed <= _WORTH * sizes.columns else None
+    first = int((counts - rows).max())
+    computed = np.minimum(rows + first, sizes.columns).mean()
+    return first if computed <= _WORTH * sizes.columns else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.mlir.transposes import Lettered
-from irongrad.passes.module.attention_kernels.hidden import Bound
 from irongrad.passes.module.attention_kernels.region import Region
 from irongrad.passes.module.attention_kernels.values import Reader
 
@@ -97,7 +96,7 @@ class AttentionKernel:
         products: the products that compute matrices, by matrix.
         readers: the products that read matrices.
         written: the numbers of rows that are read outside.
-        bound: how many columns of a row count; None if all do.
+        hides: whether columns are left out; the kernel then reads how many columns of the first row count.
         width: the number of elements in a vector.
     """
 
@@ -105,7 +104,7 @@ class AttentionKernel:
     products: dict[Any, ScoresProduct]
     readers: tuple[ReaderProduct, ...]
     written: tuple[Any, ...]
-    bound: Bound | None
+    hides: bool
     width: int
 
     @cached_property
@@ -115,7 +114,7 @@ class AttentionKernel:
 
         def visit(value: Any) -> int:
             if value not in found:
-                inputs = [visit(v) for v in self.region.inputs(value)]
+                inputs = [visit(v) for v in self.region.parents(value)]
                 found[value] = max(inputs, default=0) + (value in self.reductions)
             return found[value]
 
@@ -134,7 +133,7 @@ class AttentionKernel:
         found = {m: self.visits[m] for m in self.region.all_matrices}
         for value in (*self.region.matrices, *self.region.numbers):
             when = self.visits[value] - (value in self.reductions)
-            for matrix in self.region.inputs(value):
+            for matrix in self.region.parents(value):
                 if matrix in found:
                     found[matrix] = max(found[matrix], when)
         return found | {r.of.scores: self.last_visit + 1 for r in self.readers}
@@ -186,9 +185,10 @@ class AttentionKernel:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a thread holds enough rows."""
+        """Whether a thread holds enough rows, and to keep scores from memory saves more than to compute them twice."""
         rows, groups, _ = self.group
-        return rows >= _FEWEST_ROWS or groups == 1
+        largest = max([p.summands for p in self.products.values()] + [r.size for r in self.readers])
+        return (rows >= _FEWEST_ROWS or groups == 1) and self.region.sizes.columns > largest
 
     @property
     def sums_rows(self) -> bool:

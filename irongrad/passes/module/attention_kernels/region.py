@@ -89,15 +89,23 @@ class Region:
         return list(dict.fromkeys(i.value for i in inputs if i.inside is None))
 
     @property
+    def operands(self) -> list[Any]:
+        """The values from outside that products read."""
+        of_products = [side[0] for s in self.products.values() for side in (s.left, s.right)]
+        return [*of_products, *(r.other[0] for r in self.readers)]
+
+    @property
     def read(self) -> list[Any]:
         """All values from outside."""
-        of_products = [side[0] for s in self.products.values() for side in (s.left, s.right)]
-        return [*of_products, *(r.other[0] for r in self.readers), *self.given]
+        return [*self.operands, *self.given]
 
-    def inputs(self, value: Any) -> list[Any]:
+    def inputs(self, value: Any) -> list[Input]:
+        """The inputs of a matrix or of numbers; none for the result of a product."""
+        return self.matrices.get(value, self.numbers.get(value, []))
+
+    def parents(self, value: Any) -> list[Any]:
         """The matrices and numbers of the kernel from which `value` is computed."""
-        found = self.matrices.get(value, self.numbers.get(value, []))
-        return [i.inside for i in found if i.inside is not None]
+        return [i.inside for i in self.inputs(value) if i.inside is not None]
 
     def written(self, regions: Sequence[Region]) -> tuple[Any, ...]:
         """The numbers that other kernels read, or operations that no kernel computes."""

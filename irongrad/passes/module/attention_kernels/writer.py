@@ -39,7 +39,7 @@ _AT_ONCE = (4, 3, 2, 1)
 def executable_of(kernel: AttentionKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
     counts = kernel.parts, kernel.region.sizes.batch, 1
-    tensors = len(kernel.read) + len(kernel.made)
+    tensors = len(kernel.read) + kernel.hides + len(kernel.made)
     with new_executable(name, counts, tensors, kernel.operations) as (executable, bindings):
         _Writer.of(kernel, bindings).write()
     return executable
@@ -48,6 +48,12 @@ def executable_of(kernel: AttentionKernel, name: str) -> Any:
 def _stored_type(element: ir.Type) -> ir.Type:
     """The type of an element in memory: IREE stores a bit in a byte."""
     return ir.IntegerType.get_signless(8) if str(element) == "i1" else element
+
+
+def _first_integer(binding: Any) -> Any:
+    """The first of the two 32-bit integers of a tensor, as an index."""
+    memory = row_of(binding, 2, ir.IntegerType.get_signless(32))
+    return arith.index_cast(ir.IndexType.get(), memref.load(memory, [constant(0)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +68,7 @@ class _Writer:
         numbers: its memory for reductions, in the order of `AttentionKernel.reductions`.
         matrix: the number of the matrix in the batch.
         part: the number of the part of its groups.
+        seen: how many columns of the first row count; None if all do.
     """
 
     kernel: AttentionKernel
@@ -71,13 +78,16 @@ class _Writer:
     numbers: Sequence[Any]
     matrix: Any
     part: Any
+    seen: Any | None
 
     @classmethod
     def of(cls, kernel: AttentionKernel, bindings: Sequence[Any]) -> _Writer:
         """A writer for a function with the arguments `bindings`."""
+        given = len(kernel.read)
+        of_tensors = [*bindings[:given], *bindings[given + kernel.hides :]]
         kinds = [*(v.type for v in kernel.read), *kernel.made]
         memory = [
-            row_of(b, math.prod(k.shape), _stored_type(k.element_type)) for b, k in zip(bindings, kinds, strict=True)
+            row_of(b, math.prod(k.shape), _stored_type(k.element_type)) for b, k in zip(of_tensors, kinds, strict=True)
         ]
         rows, _, larger = kernel.group
         rows += larger > 0
@@ -85,9 +95,10 @@ class _Writer:
         of_numbers = ir.MemRefType.get([rows], ir.F32Type.get())
         scores = [memref.alloca(of_scores, [], [], alignment=64) for _ in range(1 + max(kernel.buffers.values()))]
         numbers = [memref.alloca(of_numbers, [], [], alignment=64) for _ in kernel.reductions]
-        given = len(kernel.read)
         part, matrix = (hal.interface_workgroup_id(i) for i in range(2))
-        return cls(kernel, dict(zip(kernel.read, memory, strict=False)), memory[given:], scores, numbers, matrix, part)
+        read = dict(zip(kernel.read, memory, strict=False))
+        seen = _first_integer(bindings[given]) if kernel.hides else None
+        return cls(kernel, read, memory[given:], scores, numbers, matrix, part, seen)
 
     def write(self) -> None:
         """Write the code at the current insertion point."""
@@ -120,11 +131,11 @@ class _Writer:
     def _write_group(self, column: Any, first: Any, count: int, is_later: Any) -> None:
         """Write the code of a group of `count` rows that begins at the row `first`."""
         kernel, columns = self.kernel, self.kernel.region.sizes.columns
-        if kernel.bound is None:
+        if self.seen is None:
             _Group(self, column, first, count, is_later).write()
             return
         f, c = (ir.AffineExpr.get_dim(i) for i in range(2))
-        seen = least([f + count - 1 + kernel.bound.offset, fixed(columns)], first)
+        seen = least([f + c + count - 1, fixed(columns)], first, self.seen)
         if kernel.sums_rows:  # the first group writes the sums of all columns
             seen = arith.select(is_later, seen, constant(columns))
         units = number(ir.AffineExpr.get_ceil_div(f - c, UNIT) * UNIT, seen, column)
@@ -185,7 +196,7 @@ class _Group:
         b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
         strides = operand.strides
         beyond = b * strides.get("b", 0) + r * strides.get("r", 0)
-        beyond = beyond + c * (strides["d"] if operand.block else strides.get("c", 0))
+        beyond = beyond + c * (strides["n"] // operand.block if operand.block else strides.get("c", 0))
         first = number(beyond, self.writer.matrix, self.first, self.column)
         return Side(self.writer.read[operand.value], first, strides[outer], strides[summand], operand.block)
 
@@ -244,7 +255,7 @@ class _Group:
             def add(column: Any, totals: list[Any]) -> list[Any]:
                 points = [_Point(of_row, visit, column, i * width, Lanes(kind)) for i in range(at_once)]
                 self._store(points, stored)
-                of_points = [[p.value(kernel.region.inputs(n)[0]) for n in reductions] for p in points]
+                of_points = [[p.value(kernel.region.inputs(n)[0].inside) for n in reductions] for p in points]
                 values = [v for of_point in of_points for v in of_point]
                 return [_combined(n, v, t) for n, v, t in zip(reductions * at_once, values, totals, strict=True)]
 
@@ -256,7 +267,7 @@ class _Group:
             for i, n in enumerate(reductions):
                 parts = totals[i :: len(reductions)]
                 if columns > whole:
-                    value = last.value(kernel.region.inputs(n)[0])
+                    value = last.value(kernel.region.inputs(n)[0].inside)
                     parts.append(arith.select(last.lanes.mask, value, begun[i]))
                 total = reduce(partial(_combined, n), parts)
                 memref.store(_folded(n, total), numbers[kernel.reductions.index(n)], [row])
@@ -287,13 +298,16 @@ class _Row:
     reciprocals: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
 
     def prepare(self, value: Any, visit: int) -> None:
-        """Write code for the numbers of the row that a visit needs to compute a matrix, or to reduce one."""
+        """Write code for all of the row that a visit needs to compute a matrix, or to reduce one."""
         kernel = self.group.writer.kernel
+        matrix = value in kernel.region.matrices
         for one in kernel.region.inputs(value):
-            if one in kernel.region.numbers:
-                self.number(one)
-            elif not kernel.is_stored(one, visit):
-                self.prepare(one, visit)
+            if matrix and _is_of_rows(one, value):
+                self.input(one, value.type.shape[:-2])
+            elif one.inside is not None and not kernel.is_stored(one.inside, visit):
+                self.prepare(one.inside, visit)
+        if matrix and (quotient := _quotient(kernel.region.inputs(value), value)) is not None:
+            self.factors(self.input(quotient[1], value.type.shape[:-2]))
 
     def number(self, value: Any) -> Any:
         """The number of the row that `value` has."""
@@ -305,10 +319,20 @@ class _Row:
         kernel = self.group.writer.kernel
         if value in kernel.reductions:
             return memref.load(self.group.writer.numbers[kernel.reductions.index(value)], [self.row])
-        shape = value.type.shape
-        inputs = kernel.region.numbers[value]
-        given = [self.number(i.inside) if i.inside is not None else self.given(i, shape[:-1]) for i in inputs]
+        given = [self.input(i, value.type.shape[:-1]) for i in kernel.region.inputs(value)]
         return computed(value.owner, given, None)
+
+    def input(self, one: Input, batch: Sequence[int]) -> Any:
+        """A number of an input that is the same for all columns; `batch` are the sizes of the loops over the batch."""
+        if one.inside is not None:
+            return self.number(one.inside)
+        key = one.value, *one.loops
+        if key not in self.known:
+            kind = one.value.type
+            loaded = memref.load(self.group.writer.read[one.value], [self.place(one.loops, kind.shape, batch)])
+            is_bit = loaded.type != kind.element_type
+            self.known[key] = arith.trunci(kind.element_type, loaded) if is_bit else loaded
+        return self.known[key]
 
     def factors(self, divisor: Any) -> tuple[Any, Any]:
         """Two factors whose product is the reciprocal of a number.
@@ -325,13 +349,6 @@ class _Row:
             power = arith.select(is_small, large, arith.select(is_large, small, one))
             self.reciprocals[divisor] = power, arith.divf(one, arith.mulf(divisor, power))
         return self.reciprocals[divisor]
-
-    def given(self, one: Input, batch: Sequence[int]) -> Any:
-        """A number of a tensor from outside, the same for all columns."""
-        loaded = memref.load(self.group.writer.read[one.value], [self.place(one.loops, one.value.type.shape, batch)])
-        return (
-            arith.trunci(one.value.type.element_type, loaded) if loaded.type != one.value.type.element_type else loaded
-        )
 
     def place(self, loops: Sequence[int], shape: Sequence[int], batch: Sequence[int], column: Any = None) -> Any:
         """The index of an element in memory.
@@ -389,32 +406,25 @@ class _Point:
         if kernel.is_stored(matrix, self.visit):
             memory = self.row.group.writer.scores[kernel.buffers[matrix]]
             return _restored(self.lanes.load(memory, self.in_scores), matrix.type.element_type)
-        inputs = kernel.region.matrices[matrix]
-        if (places := quotient_of(matrix)) is not None and self._is_of_rows(inputs[places[1]], matrix):
-            return self._divided(inputs[places[0]], inputs[places[1]], matrix)
+        inputs = kernel.region.inputs(matrix)
+        if (quotient := _quotient(inputs, matrix)) is not None:
+            return self._divided(*quotient, matrix)
         return computed(matrix.owner, [self._input(i, matrix) for i in inputs], kernel.width)
-
-    def _is_of_rows(self, one: Input, matrix: Any) -> bool:
-        """Whether an input is the same for all columns."""
-        return len(matrix.type.shape) - 1 not in one.loops
 
     def _divided(self, one: Input, by: Input, matrix: Any) -> Any:
         """The vector of an input, divided by a number of the row: multiplied by factors, which the whole row shares."""
-        divisor = self.row.number(by.inside) if by.inside is not None else self.row.given(by, matrix.type.shape[:-2])
         value = self._input(one, matrix)
-        for factor in self.row.factors(divisor):
+        for factor in self.row.factors(self.row.input(by, matrix.type.shape[:-2])):
             value = arith.mulf(value, vector.broadcast(value.type, factor))
         return value
 
     def _input(self, one: Input, matrix: Any) -> Any:
         kernel, batch = self.row.group.writer.kernel, matrix.type.shape[:-2]
-        if one.inside is not None and one.inside not in kernel.region.numbers:
-            return self.value(one.inside)
         kind = ir.VectorType.get([kernel.width], one.value.type.element_type)
+        if _is_of_rows(one, matrix):
+            return vector.broadcast(kind, self.row.input(one, batch))
         if one.inside is not None:
-            return vector.broadcast(kind, self.row.number(one.inside))
-        if len(batch) + 1 not in one.loops:
-            return vector.broadcast(kind, self.row.given(one, batch))
+            return self.value(one.inside)
         memory = self.row.group.writer.read[one.value]
         of_memory = ir.VectorType.get([kernel.width], memory.type.element_type)
         c, f = (ir.AffineExpr.get_dim(i) for i in range(2))
@@ -422,6 +432,19 @@ class _Point:
         place = self.row.place(one.loops, one.value.type.shape, batch, column)
         loaded = Lanes(of_memory, self.lanes.mask).load(memory, place)
         return loaded if of_memory == kind else arith.trunci(kind, loaded)
+
+
+def _is_of_rows(one: Input, matrix: Any) -> bool:
+    """Whether an input of a matrix is the same for all columns."""
+    return len(matrix.type.shape) - 1 not in one.loops
+
+
+def _quotient(inputs: Sequence[Input], matrix: Any) -> tuple[Input, Input] | None:
+    """The two inputs of a division by a number of the row; None if a matrix is computed by anything else."""
+    places = quotient_of(matrix)
+    if places is None or not _is_of_rows(inputs[places[1]], matrix):
+        return None
+    return inputs[places[0]], inputs[places[1]]
 
 
 def _splat(value: float | None, kind: ir.Type) -> Any:

@@ -1,0 +1,190 @@
+"""Launches of kernels in place of the attention of a block of operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from iree.compiler import ir
+from iree.compiler.dialects import arith, flow
+
+from irongrad.mlir.constants import Constants
+from irongrad.mlir.halves import is_widened
+from irongrad.mlir.linalg import RESHAPES, producer_of
+from irongrad.mlir.transposes import Lettered, copied, split, summed
+from irongrad.mlir.walk import text_of
+from irongrad.passes.module.attention_kernels.hidden import columns_seen
+from irongrad.passes.module.attention_kernels.kernel import (
+    AttentionKernel,
+    Operand,
+    ReaderProduct,
+    ScoresProduct,
+    strides_of,
+)
+from irongrad.passes.module.attention_kernels.region import (
+    Region,
+    late_readers,
+    regions_in,
+    without_leaks,
+    without_overlaps,
+)
+from irongrad.passes.module.attention_kernels.softmax import in_parts, is_of_rows
+from irongrad.passes.module.attention_kernels.writer import executable_of
+
+# The most tensors of a kernel: IREE 3.13.0 loads no kernel of over 32.
+_MOST_TENSORS = 30
+
+# What is erased with its last reader.
+_ERASED = RESHAPES | {"linalg.fill", "tensor.empty", "arith.constant"}
+
+# The most columns of scores with which keys are read as they are, and the columns of a block of keys otherwise.
+_NEAR, _BLOCK = 128, 64
+
+
+class Launches:
+    """The kernels of a module, and their launches."""
+
+    def __init__(self, module: ir.Module, width: int, has_amx: bool) -> None:
+        """Begin without kernels.
+
+        Args:
+            module: gets the kernels at its beginning.
+            width: the number of elements in a vector.
+            has_amx: whether the CPU multiplies bfloat16 by AMX.
+        """
+        self._module, self._width, self._has_amx = module, width, has_amx
+        self._constants = Constants(module)
+        self._executables: dict[str, str] = {}
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels there are."""
+        return len(self._executables)
+
+    def replace(self, block: Any) -> int:
+        """Replace the attention of a block by launches of kernels; return how many there are."""
+        softmaxes = {op.operation: in_parts(op.operation) for op in list(block) if is_of_rows(op.operation)}
+        places = {op.operation: i for i, op in enumerate(block)}
+        found = without_leaks(without_overlaps(regions_in(block, places), places), softmaxes)
+        seen = {region: columns_seen(region, self._constants) for region in found}
+        possible = [r for r in found if self._is_possible(r, found, seen[r]) and late_readers(r, places) is not None]
+        regions = without_leaks(possible, softmaxes)
+        kernels = [_kernel(r, regions, self._width, hides=seen[r] is not None) for r in regions]
+        new: dict[Any, Any] = {}
+        for kernel in kernels:
+            self._launch(kernel, seen[kernel.region], places, new)
+        for old, value in new.items():
+            old.replace_all_uses_with(value)
+        done = {op for region in regions for op in region.operations}
+        left = {softmax: parts for softmax, parts in softmaxes.items() if parts[-1] not in done}
+        _erase(done | (softmaxes.keys() - left.keys()))
+        _put_back(left)
+        return len(kernels)
+
+    def _is_possible(self, region: Region, regions: Sequence[Region], seen: int | None) -> bool:
+        """Whether a region has a kernel that IREE loads, and that is faster than IREE's kernels."""
+        kernel = _kernel(region, regions, self._width, in_place=True)
+        tensors = len(kernel.read) + 1 + len(kernel.made)
+        by_amx = self._has_amx and seen is None and any(map(is_widened, region.operands))
+        return kernel.is_possible and tensors <= _MOST_TENSORS and not by_amx
+
+    def _launch(
+        self, kernel: AttentionKernel, columns: int | None, places: dict[Any, int], new: dict[Any, Any]
+    ) -> None:
+        """Launch a kernel in place of a region; equal kernels share one.
+
+        Args:
+            kernel: the kernel.
+            columns: how many columns of the first row count; None if all do.
+            places: the places of all operations; those that need a result too early are moved.
+            new: the results that replace others; those of the launch are added.
+        """
+        last = max(kernel.region.operations, key=places.__getitem__)
+        entry_point = self._entry_point(kernel)
+        with last.location, ir.InsertionPoint(last):
+            given = [new.get(value, value) for value in kernel.read]
+            given += [] if columns is None else [_numbers(columns, kernel.region.sizes.columns)]
+            made = list(flow.DispatchOp(kernel.made, [], entry_point, given, [], []).results)
+            for i, reader in enumerate(kernel.readers):
+                if len(made[i].type.shape) > len(reader.of.result):
+                    made[i] = summed((made[i], "p" + reader.of.result), reader.of.result)
+        for operation in reversed(late_readers(kernel.region, places) or []):
+            operation.move_after(last)
+        results = [*(r.of.operation.results[0] for r in kernel.readers), *kernel.written]
+        new.update(zip(results, made, strict=True))
+
+    def _entry_point(self, kernel: AttentionKernel) -> ir.ArrayAttr:
+        """The `entry_points` attribute of a launch; the kernel is added to the module if there is no equal one."""
+        with ir.Location.unknown(self._module.context):
+            executable = executable_of(kernel, "attention")
+            text = text_of(executable)
+            executable.erase()
+            if text not in self._executables:
+                sizes = kernel.region.sizes
+                name = f"attention_{self.kernels}_{sizes.batch}x{sizes.rows}x{sizes.columns}"
+                self._executables[text] = name
+                ir.InsertionPoint.at_block_begin(self._module.body).insert(executable_of(kernel, name))
+        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._executables[text]] * 2)])
+
+
+def _kernel(
+    region: Region, regions: Sequence[Region], width: int, *, hides: bool = False, in_place: bool = False
+) -> AttentionKernel:
+    """The kernel of a region; operands that it cannot read are copied, unless it is made to be looked at only."""
+
+    def readable(operand: Lettered, columns: str, operation: Any) -> Operand:
+        if in_place or operand[1].endswith(columns):
+            return Operand.of(operand)
+        order = operand[1].replace(columns, "") + columns
+        with operation.location, ir.InsertionPoint(operation):
+            return Operand.of((copied(operand, order), order))
+
+    def in_blocks(operand: Lettered, operation: Any) -> Operand:
+        value, letters = operand
+        columns = math.gcd(region.sizes.columns, _BLOCK)
+        if in_place or columns % (2 * width) or region.sizes.columns <= _NEAR:
+            return readable(operand, "c", operation)
+        order = "b" * ("b" in letters) + "ndc"
+        with operation.location, ir.InsertionPoint(operation):
+            pieces = split(value, letters.index("c"), columns), letters.replace("c", "nc")
+            packed = copied(pieces, order)
+        return Operand(packed, strides_of(order, packed.type.shape) | {"d": columns}, columns)
+
+    products = {}
+    for matrix, scores in region.products.items():
+        value, letters = scores.left
+        summands = value.type.shape[letters.index("d")]
+        right = in_blocks(scores.right, scores.operation)
+        products[matrix] = ScoresProduct(Operand.of(scores.left), right, summands)
+    readers = []
+    for reader in region.readers:
+        value, letters = reader.other
+        in_any_order = reader.result == "bdc"
+        other = Operand.of(reader.other) if in_any_order else readable(reader.other, "d", reader.operation)
+        readers.append(ReaderProduct(reader, other, value.type.shape[letters.index("d")]))
+    return AttentionKernel(region, products, tuple(readers), region.written(regions), hides, width)
+
+
+def _put_back(softmaxes: dict[Any, list[Any]]) -> None:
+    """Have the readers of a softmax read it again, in place of its parts."""
+    for softmax, parts in softmaxes.items():
+        parts[-1].results[0].replace_all_uses_with(softmax.results[0])
+        _erase(set(parts))
+
+
+def _erase(operations: set[Any]) -> None:
+    """Erase operations that nothing reads, with the reshapes, constants and empty tensors that they alone read."""
+    while unused := [op for op in operations if not any(list(r.uses) for r in op.results)]:
+        for operation in unused:
+            operations.remove(operation)
+            operands = {v.owner.operation for v in operation.operands if producer_of(v) in _ERASED}
+            operation.erase()
+            operations.update(operands)
+
+
+def _numbers(*values: int) -> Any:
+    """A constant tensor of unlike integers. IREE 3.13.0 fills one of equal integers anew in each step."""
+    kind = ir.RankedTensorType.get([len(values)], ir.IntegerType.get_signless(32))
+    return arith.constant(kind, ir.DenseElementsAttr.get(np.array(values, np.int32), type=kind))
