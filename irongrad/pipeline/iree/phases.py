@@ -34,6 +34,7 @@ from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_contractions_apart import KeepContractionsApart
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_indices_apart import KeepIndicesApart
+from irongrad.passes.module.keep_packing_apart import KeepPackingApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
@@ -100,6 +101,7 @@ FLOW = Phase(
     "flow",
     "iree-compile; the module lists its kernels",
     (
+        KeepPackingApart,
         UseMicrokernels,
         ShareKernels,
         PackBeforeLoops,
