@@ -117,7 +117,11 @@ def kernels_of(
     model: nn.Module, directory: Path, around_pass: AroundPass, target: str = "llvm-cpu", precision: str = "f32"
 ) -> int:
     """Compile a step, which is verified; return how many kernels it has."""
-    with parsed(compiled(model, directory, around_pass, target, precision)) as module:
+    return kernels_in(compiled(model, directory, around_pass, target, precision))
+
+
+def kernels_in(bytecode: bytes) -> int:
+    with parsed(bytecode) as module:
         names = [name_of(op.operation) for op in module.body if op.operation.name == "stream.executable"]
     return sum(name.startswith("attention") for name in names)
 
@@ -149,6 +153,21 @@ def test_forms(
     form: Callable[[Tensor, Tensor, Tensor], Tensor], target: str, tmp_path: Path, around_pass: AroundPass
 ) -> None:
     assert kernels_of(Attention((4, 33, 40, 16), form), tmp_path, around_pass, target) == 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_two_reductions_of_a_row_at_once(target: str, around_pass: AroundPass) -> None:
+    """What one reduction reads must not be overwritten before the other has read it."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.transpose(-1, -2) / 4
+        powers = scores.exp()
+        return powers / powers.sum(-1, keepdim=True) * (scores * scores).sum(-1, keepdim=True) @ v
+
+    seen = around_pass(AttentionKernels)
+    operands = torch.randn(4, 33, 16), torch.randn(4, 45, 16), torch.randn(4, 45, 16)
+    ig.compile_function(function, operands, target=target, cache=False)
+    assert kernels_in(seen[1]) == 1
 
 
 @pytest.mark.parametrize("target", TARGETS)

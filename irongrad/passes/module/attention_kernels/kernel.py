@@ -197,11 +197,15 @@ class AttentionKernel:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the groups of a matrix are divided; a thread computes one at a time."""
+        """Into how many parts the groups of a matrix are divided; a thread computes one at a time. None is empty."""
         _, groups, _ = self.group
-        if not self.sums_rows:
-            return groups
-        return min(groups, -(-_PARTS // self.region.sizes.batch))
+        return -(-groups // self.groups_of_part)
+
+    @property
+    def groups_of_part(self) -> int:
+        """The most groups of a part: one, unless something is added over rows."""
+        _, groups, _ = self.group
+        return -(-groups // -(-_PARTS // self.region.sizes.batch)) if self.sums_rows else 1
 
     @cached_property
     def read(self) -> list[Any]:

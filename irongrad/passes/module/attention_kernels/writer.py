@@ -109,7 +109,7 @@ class _Writer:
         """Write the code of the columns that begin at `column`: the last rows, which see the most columns, first."""
         rows, groups, larger = self.kernel.group
         d, e = (ir.AffineExpr.get_dim(i) for i in range(2))
-        of_part = -(-groups // self.kernel.parts)
+        of_part = self.kernel.groups_of_part
         begin = number(d * of_part, self.part)
         end = least([d + of_part, fixed(groups)], begin)
         with each(begin, end, 1) as index:
@@ -254,31 +254,31 @@ class _Group:
 
             def add(column: Any, totals: list[Any]) -> list[Any]:
                 points = [_Point(of_row, visit, column, i * width, Lanes(kind)) for i in range(at_once)]
-                self._store(points, stored)
-                of_points = [[p.value(kernel.region.inputs(n)[0].inside) for n in reductions] for p in points]
-                values = [v for of_point in of_points for v in of_point]
+                values = self._store(points, stored, reductions)
                 return [_combined(n, v, t) for n, v, t in zip(reductions * at_once, values, totals, strict=True)]
 
             end = constant(whole) if self.end is None else self.end
             totals = loop(constant(0), end, width * at_once, begun * at_once, add)
             last = _Point(of_row, visit, constant(whole), 0, Lanes(kind).first(columns - whole))
-            if columns > whole:
-                self._store([last], stored)
+            rest = self._store([last], stored, reductions) if columns > whole else []
             for i, n in enumerate(reductions):
                 parts = totals[i :: len(reductions)]
-                if columns > whole:
-                    value = last.value(kernel.region.inputs(n)[0].inside)
-                    parts.append(arith.select(last.lanes.mask, value, begun[i]))
+                parts += [arith.select(last.lanes.mask, value, begun[i]) for value in rest[i : i + 1]]
                 total = reduce(partial(_combined, n), parts)
                 memref.store(_folded(n, total), numbers[kernel.reductions.index(n)], [row])
 
-    def _store(self, points: Sequence[_Point], matrices: Sequence[Any]) -> None:
-        """Write code that computes vectors of matrices, and then stores them."""
+    def _store(self, points: Sequence[_Point], matrices: Sequence[Any], reductions: Sequence[Any]) -> list[Any]:
+        """Write code that computes vectors of what is reduced and stored, and then stores them; return the former.
+
+        What is stored may take the memory of what the others are computed from.
+        """
+        reduced = [p.value(self.writer.kernel.region.inputs(n)[0].inside) for p in points for n in reductions]
         values = [[p.value(m) for m in matrices] for p in points]
         for point, of_point in zip(points, values, strict=True):
             for matrix, value in zip(matrices, of_point, strict=True):
                 memory = self.writer.scores[self.writer.kernel.buffers[matrix]]
                 point.lanes.store(_kept(value), memory, point.in_scores)
+        return reduced
 
 
 @dataclass(frozen=True, eq=False)
