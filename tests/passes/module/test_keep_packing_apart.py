@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ TARGETS = ["llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3", "llvm-cpu:cpu=x86
 HALF, FLOAT = torch.bfloat16, torch.float32
 
 # By name: a function, the sizes of its arguments, and their dtype.
-PRODUCTS = {
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], torch.dtype]] = {
     "a transposed left operand": (lambda x, y: torch.bmm(x.permute(1, 2, 0), y), [(16, 3, 31), (3, 16, 17)], FLOAT),
     "a right operand": (
         lambda x, y, z: torch.einsum("bmk,bnk->bmn", x, y + z),
