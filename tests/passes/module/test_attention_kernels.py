@@ -191,6 +191,27 @@ def test_hidden_scores_are_left_out(
     assert [("tensor<2xi32>" in text) for text in launches if "@attention" in text] == 2 * [HIDING[form]]
 
 
+def test_a_mask_from_outside_of_a_loop(tmp_path: Path, around_pass: AroundPass) -> None:
+    """With accumulated gradients, a loop runs over parts of the batch; the bias is the same for all."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Linear(16, 48)
+            self.register_buffer("bias", torch.randn(4, 24, 24))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.weight(x).chunk(3, -1)
+            return (q @ k.transpose(-1, -2) + self.bias.exp()).softmax(-1) @ v
+
+    seen = around_pass(AttentionKernels)
+    model = Biased()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, sum_of_squares, optimizer, {"x": torch.randn(8, 24, 16)}, accumulate=2)
+    ig.compile(step, tmp_path, cache=False, entry_points=("train_step",))
+    assert kernels_in(seen[1]) == 2
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_long_sequences(target: str, tmp_path: Path, around_pass: AroundPass) -> None:
     """`row-blocks` has divided the scores; keys come in blocks, and columns in blocks of 512."""

@@ -186,9 +186,9 @@ class AttentionKernel:
     @property
     def is_possible(self) -> bool:
         """Whether a thread holds enough rows, and to keep scores from memory saves more than to compute them twice."""
-        rows, groups, _ = self.group
+        rows, _, _ = self.group
         largest = max([p.summands for p in self.products.values()] + [r.size for r in self.readers])
-        return (rows >= _FEWEST_ROWS or groups == 1) and self.region.sizes.columns > largest
+        return rows >= _FEWEST_ROWS and self.region.sizes.columns > largest
 
     @property
     def sums_rows(self) -> bool:

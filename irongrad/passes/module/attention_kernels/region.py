@@ -8,7 +8,7 @@ from typing import Any
 
 from irongrad.mlir.letters import dimensions_in
 from irongrad.mlir.linalg import inputs_of, producer_of, readers_of
-from irongrad.mlir.walk import inside
+from irongrad.mlir.walk import block_of, inside
 from irongrad.passes.module.attention_kernels.values import (
     Reader,
     Reduction,
@@ -129,17 +129,20 @@ class _Search:
     Attributes:
         region: what is found.
         known: numbers that another kernel has computed before.
+        block: the block whose operations a kernel computes; what is from outside of a loop comes from outside of it.
     """
 
     region: Region
     known: frozenset[Any]
+    block: Any
 
     def matrix(self, value: Any) -> Any | None:
         """Take a matrix and what it is computed from; None if it comes from outside."""
         matrix = matrix_of(value)
         if matrix in self.region.all_matrices:
             return matrix
-        if len(matrix.type.shape) < 3 or sizes_of(matrix) != self.region.sizes:
+        of_sizes = len(matrix.type.shape) > 2 and sizes_of(matrix) == self.region.sizes
+        if not of_sizes or block_of(matrix) != self.block:
             return None
         if (scores := scores_of(matrix)) is not None:
             self.region.products[matrix] = scores
@@ -152,7 +155,7 @@ class _Search:
         number = numbers_of(value)
         if number in self.region.numbers:
             return number
-        if number in self.known or producer_of(number) is None:
+        if number in self.known or producer_of(number) is None or block_of(number) != self.block:
             return None
         reduction = reduction_of(number.owner.operation)
         if reduction is not None and (matrix := self.matrix(reduction.matrix)) is not None:
@@ -209,7 +212,7 @@ def _region_of(reader: Reader, before: Sequence[Region]) -> Region | None:
         return None
     known = frozenset(n for region in before for n in region.numbers)
     region = Region(sizes_of(reader.scores), readers=[reader])
-    search = _Search(region, known)
+    search = _Search(region, known, reader.operation.block)
     if search.matrix(reader.scores) is None or not region.products:
         return None
     for matrix in region.all_matrices:
