@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -98,6 +98,17 @@ _ROWS, _ROWS_OF_VECTOR = 6, 12
 
 # The fewest summands of a product that is not bound by writing its result. IREE fuses products below it with readers.
 _FEWEST = 4
+
+
+def vector_width(architecture: str, features: Collection[str]) -> int | None:
+    """The numbers of float32 in a vector of a CPU; None if it has no kernels of ours.
+
+    Args:
+        architecture: the architecture, as LLVM names it.
+        features: the features of the CPU, as LLVM names them.
+    """
+    tiles = next((found for feature, found in TILES.items() if feature in features), None)
+    return tiles[0].width if architecture == ARCHITECTURE and tiles is not None else None
 
 
 def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:

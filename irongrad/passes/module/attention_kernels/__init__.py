@@ -5,13 +5,12 @@ IREE 3.13.0 computes a softmax between two products by six kernels or more, each
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import AMX, ARCHITECTURE, HALF_TILES, TILES
+from irongrad.memory_model.product_tiles import AMX, HALF_TILES, vector_width
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
@@ -46,18 +45,17 @@ class AttentionKernels(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        architecture, features = cpu_of(module)
-        tiles = next((found for feature, found in TILES.items() if feature in features), None)
-        if architecture != ARCHITECTURE or tiles is None:
+        if (width := vector_width(*cpu_of(module))) is None:
             return PassResult(False)
         blocks = dict.fromkeys(op.block for op in inside(module.operation) if op.name == "linalg.batch_matmul")
-        launches = Launches(module, tiles[0].width, _has_amx(features))
+        launches = Launches(module, width, _has_amx(module))
         launched = sum(launches.replace(block) for block in blocks)
         return PassResult(launched > 0, {"launches": launched, "kernels": launches.kernels})
 
 
-def _has_amx(features: Collection[str]) -> bool:
-    """Whether a CPU multiplies bfloat16 by AMX."""
+def _has_amx(module: ir.Module) -> bool:
+    """Whether a module's CPU multiplies bfloat16 by AMX."""
+    _, features = cpu_of(module)
     return any(tiles is AMX and feature in features for feature, tiles in HALF_TILES.items())
 
 

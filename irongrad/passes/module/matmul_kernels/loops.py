@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from iree.compiler import ir
 from iree.compiler.dialects import flow
 
-from irongrad.memory_model.product_tiles import ARCHITECTURE, TILES
+from irongrad.memory_model.product_tiles import vector_width
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.letters import lettered_source
 from irongrad.mlir.walk import inside, text_of
@@ -52,15 +52,13 @@ class LoopKernels(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        architecture, features = cpu_of(module)
-        tiles = next((found for feature, found in TILES.items() if feature in features), None)
-        if architecture != ARCHITECTURE or tiles is None:
+        if (width := vector_width(*cpu_of(module))) is None:
             return PassResult(False)
         bodies = [body for op in list(inside(module.operation)) if op.name == "scf.for" and (body := body_of(op))]
         executables: dict[str, str] = {}
         launched = 0
         for body in bodies:
-            kernel = _kernel(body, tiles[0].width)
+            kernel = _kernel(body, width)
             if kernel is not None:
                 _launch(kernel, module, executables)
                 launched += 1
