@@ -35,6 +35,9 @@ _CONVERTED = frozenset(
     {"arith.index_cast", "arith.extsi", "arith.extui", "arith.uitofp", "arith.sitofp", "arith.extf", "arith.truncf"}
 )
 
+# What MLIR computes otherwise of bits than NumPy of truth values: a signed bit is -1.
+_OF_NUMBERS = frozenset({"arith.addi", "arith.subi", "arith.muli", "arith.extsi", "arith.sitofp", "arith.cmpi"})
+
 _DTYPES = {"i1": np.bool_, "i32": np.int32, "i64": np.int64, "index": np.int64, "f32": np.float32, "f64": np.float64}
 
 
@@ -105,7 +108,9 @@ class Constants:
                 dtype = _DTYPES[str(operation.results[0].type.element_type)]
                 return None if result is None else np.broadcast_to(result, shape).astype(dtype)
             given_all = [_operand(o, known) for o in op.operands]
-            if any(v is None for v in given_all) or (made := _made(op, given_all, shape)) is None:
+            with np.errstate(all="ignore"):
+                made = None if any(v is None for v in given_all) else _made(op, given_all, shape)
+            if made is None:
                 return None
             known[op.results[0]] = made
         return None
@@ -123,7 +128,7 @@ def _operand(value: Any, known: Mapping[Any, Any]) -> Any | None:
 def _made(operation: Any, given: list[Any], shape: list[int]) -> Any | None:
     """What an operation on numbers makes of arrays of them; None for one that is not known here."""
     dtype = _DTYPES.get(str(operation.results[0].type))
-    if dtype is None:
+    if dtype is None or (operation.name in _OF_NUMBERS and any(np.asarray(v).dtype == np.bool_ for v in given)):
         return None
     if operation.name == "arith.constant":
         return dtype(operation.attributes["value"].value)
