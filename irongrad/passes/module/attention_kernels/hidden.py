@@ -16,6 +16,7 @@ from iree.compiler import ir
 from irongrad.mlir.constants import Constants
 from irongrad.mlir.linalg import producer_of
 from irongrad.passes.module.attention_kernels.region import Input, Region
+from irongrad.passes.module.attention_kernels.values import combiner_of
 
 # What is known of a number: nothing, that it is minus infinity or nearly so, or that it is zero.
 _ANY, _LEAST, _ZERO = 0, 1, 2
@@ -45,8 +46,7 @@ def columns_seen(region: Region, constants: Constants) -> int | None:
     for reader in region.readers:
         hidden &= states.of(reader.scores) == _ZERO
     for number, reduction in region.reductions.items():
-        combiner = next(iter(reduction.operations[-1].regions[0].blocks[0])).operation.name
-        neutral = {"arith.addf": _ZERO, "arith.maximumf": _LEAST}.get(combiner)
+        neutral = {"arith.addf": _ZERO, "arith.maximumf": _LEAST}.get(combiner_of(reduction.operations[-1]))
         hidden &= states.of(region.parents(number)[0]) == neutral
     if hidden.all(axis=1).any():
         return None

@@ -24,7 +24,7 @@ _TYPES = frozenset({"f32", "f64", "bf16", "i1"})
 _SCALAR = ("arith.", "math.")
 
 # The operations that reduce a row to a number.
-COMBINERS = frozenset({"arith.addf", "arith.maximumf", "arith.minimumf"})
+_COMBINERS = frozenset({"arith.addf", "arith.maximumf", "arith.minimumf"})
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,13 @@ class Reduction:
 def reduction_of(operation: Any) -> Reduction | None:
     """What an operation computes of each row of a matrix; None if it is no reduction of rows."""
     reduced = _reduced(operation)
-    if reduced is None or producer_of(reduced) != GENERIC or len(list(reduced.uses)) > 1:
-        return None if reduced is None else Reduction(reduced, (operation,))
+    if reduced is None:
+        return None
+    if producer_of(reduced) != GENERIC or len(list(reduced.uses)) > 1:
+        return Reduction(reduced, (operation,))
     before = reduced.owner.operation
     parts = _reduced(before)
-    if parts is None or producer_of(parts) != "tensor.expand_shape" or _combiner(before) != _combiner(operation):
+    if parts is None or producer_of(parts) != "tensor.expand_shape" or combiner_of(before) != combiner_of(operation):
         return Reduction(reduced, (operation,))
     (matrix,) = parts.owner.operands
     *rows, _, _ = parts.type.shape
@@ -205,13 +207,14 @@ def _reduced(operation: Any) -> Any | None:
         return None
     block = operation.regions[0].blocks[0]
     first, *others = [op.operation for op in block]
-    known = first.name in COMBINERS and len(others) == 1 and list(others[0].operands) == [first.result]
+    known = first.name in _COMBINERS and len(others) == 1 and list(others[0].operands) == [first.result]
     if not known or {*first.operands} != {*block.arguments} or begins_with(operation) is None:
         return None
     return tensor if str(tensor.type.element_type) == "f32" and tensor.type.has_static_shape else None
 
 
-def _combiner(reduction: Any) -> str:
+def combiner_of(reduction: Any) -> str:
+    """The name of the operation by which a reduction joins two numbers."""
     return str(next(iter(reduction.regions[0].blocks[0])).operation.name)
 
 
@@ -221,7 +224,7 @@ def begins_with(operation: Any) -> float | None:
     if producer_of(room) != "linalg.fill" or producer_of(room.owner.operands[0]) != "arith.constant":
         return None
     number = float(ir.FloatAttr(room.owner.operands[0].owner.attributes["value"]).value)
-    return number if _combiner(operation) != "arith.addf" or number == 0 else None
+    return number if combiner_of(operation) != "arith.addf" or number == 0 else None
 
 
 def quotient_of(matrix: Any) -> tuple[int, int] | None:

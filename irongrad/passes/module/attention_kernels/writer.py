@@ -30,7 +30,7 @@ from irongrad.passes.module.attention_kernels.hidden import UNIT
 from irongrad.passes.module.attention_kernels.kernel import AttentionKernel, Operand, strides_of
 from irongrad.passes.module.attention_kernels.product_code import Dimension, Limit, ProductCode, Side
 from irongrad.passes.module.attention_kernels.region import Input
-from irongrad.passes.module.attention_kernels.values import begins_with, quotient_of
+from irongrad.passes.module.attention_kernels.values import begins_with, combiner_of, quotient_of
 
 # How many vectors of a row are computed at once, if they divide it: their chains of operations overlap.
 _AT_ONCE = (4, 3, 2, 1)
@@ -472,8 +472,7 @@ def _restored(values: Any, element: ir.Type) -> Any:
 
 def _combined(reduction: Any, one: Any, other: Any) -> Any:
     """What a reduction makes of two numbers, or of two vectors."""
-    combiner = next(iter(reduction.owner.regions[0].blocks[0])).operation
-    return ir.Operation.create(combiner.name, [one.type], [one, other]).result
+    return ir.Operation.create(combiner_of(reduction.owner), [one.type], [one, other]).result
 
 
 def _folded(reduction: Any, values: Any) -> Any:
