@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -57,11 +59,11 @@ def packings_fixture(monkeypatch: pytest.MonkeyPatch) -> list[Packing | None]:
     """How the right operands of the kernels that are written from now on are stored."""
     found: list[Packing | None] = []
 
-    def add_executable(kernel: ProductKernel, name: str) -> None:
+    def executable_of(kernel: ProductKernel, name: str) -> Any:
         found.append(kernel.packing)
-        vector_code.add_executable(kernel, name)
+        return vector_code.executable_of(kernel, name)
 
-    monkeypatch.setattr(matmul_kernels, "add_executable", add_executable)
+    monkeypatch.setattr(matmul_kernels, "executable_of", executable_of)
     return found
 
 

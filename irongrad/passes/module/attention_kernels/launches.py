@@ -12,9 +12,9 @@ from iree.compiler.dialects import arith, flow
 
 from irongrad.mlir.constants import Constants
 from irongrad.mlir.halves import is_widened
+from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.linalg import RESHAPES, producer_of
 from irongrad.mlir.transposes import Lettered, copied, split, summed
-from irongrad.mlir.walk import text_of
 from irongrad.passes.module.attention_kernels.hidden import columns_seen
 from irongrad.passes.module.attention_kernels.kernel import (
     AttentionKernel,
@@ -54,14 +54,14 @@ class Launches:
             width: the number of elements in a vector.
             has_amx: whether the CPU multiplies bfloat16 by AMX.
         """
-        self._module, self._width, self._has_amx = module, width, has_amx
+        self._width, self._has_amx = width, has_amx
         self._constants = Constants(module)
-        self._executables: dict[str, str] = {}
+        self._kernels = Kernels(module, executable_of, _name, by_code=True)
 
     @property
     def kernels(self) -> int:
         """How many kernels there are."""
-        return len(self._executables)
+        return self._kernels.count
 
     def replace(self, block: Any) -> int:
         """Replace the attention of a block by launches of kernels; return how many there are."""
@@ -102,11 +102,10 @@ class Launches:
             new: the results that replace others; those of the launch are added.
         """
         last = max(kernel.region.operations, key=places.__getitem__)
-        entry_point = self._entry_point(kernel)
         with last.location, ir.InsertionPoint(last):
             given = [new.get(value, value) for value in kernel.read]
             given += [] if columns is None else [_numbers(columns, kernel.region.sizes.columns)]
-            made = list(flow.DispatchOp(kernel.made, [], entry_point, given, [], []).results)
+            made = list(flow.DispatchOp(kernel.made, [], self._kernels.entry_point(kernel), given, [], []).results)
             for i, reader in enumerate(kernel.readers):
                 if len(made[i].type.shape) > len(reader.of.result):
                     made[i] = summed((made[i], "p" + reader.of.result), reader.of.result)
@@ -115,18 +114,10 @@ class Launches:
         results = [*(r.of.operation.results[0] for r in kernel.readers), *kernel.written]
         new.update(zip(results, made, strict=True))
 
-    def _entry_point(self, kernel: AttentionKernel) -> ir.ArrayAttr:
-        """The `entry_points` attribute of a launch; the kernel is added to the module if there is no equal one."""
-        with ir.Location.unknown(self._module.context):
-            executable = executable_of(kernel, "attention")
-            text = text_of(executable)
-            executable.erase()
-            if text not in self._executables:
-                sizes = kernel.region.sizes
-                name = f"attention_{self.kernels}_{sizes.batch}x{sizes.rows}x{sizes.columns}"
-                self._executables[text] = name
-                ir.InsertionPoint.at_block_begin(self._module.body).insert(executable_of(kernel, name))
-        return ir.ArrayAttr.get([ir.SymbolRefAttr.get([self._executables[text]] * 2)])
+
+def _name(kernel: AttentionKernel, number: int) -> str:
+    sizes = kernel.region.sizes
+    return f"attention_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}"
 
 
 def _kernel(

@@ -20,7 +20,7 @@ from irongrad.mlir.halves import is_half, rounding
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.transposes import Lettered, copied, read_instead, summed
 from irongrad.passes.base import PassResult
-from irongrad.passes.module.depthwise_kernels.filter_code import FilterKernel, add_executable
+from irongrad.passes.module.depthwise_kernels.filter_code import FilterKernel, executable_of
 from irongrad.passes.module.depthwise_kernels.filters import Filter, filters_in
 from irongrad.passes.module_pass import ModulePass
 
@@ -52,7 +52,7 @@ class DepthwiseKernels(ModulePass):
         vectors = next((tiles[0].width for f, tiles in TILES.items() if f in features), 0)
         if architecture != ARCHITECTURE or not vectors:
             return PassResult(False)
-        kernels = Kernels(module, add_executable, _name)
+        kernels = Kernels(module, executable_of, _name)
         found: Counter[bool] = Counter()
         for one in filters_in(module):
             if one.shape.channels < _WIDTHS[-1]:

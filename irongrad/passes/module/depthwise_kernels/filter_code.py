@@ -90,13 +90,8 @@ class FilterKernel:
         return first, self.shape.rows.results, self.shape.columns.results, self.shape.channels
 
 
-def add_executable(kernel: FilterKernel, name: str) -> None:
-    """Insert a kernel, as an operation `stream.executable`, at the current insertion point.
-
-    Args:
-        kernel: the kernel to write.
-        name: the name of the executable and of its one entry point.
-    """
+def executable_of(kernel: FilterKernel, name: str) -> Any:
+    """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
     shape = kernel.shape
     rows, columns = shape.rows, shape.columns
     if shape.adds_images:
@@ -117,7 +112,7 @@ def add_executable(kernel: FilterKernel, name: str) -> None:
             code.write_gradient()
         else:
             code.write_images()
-    ir.InsertionPoint.current.insert(executable)
+    return executable
 
 
 def _group(dimension: int) -> Any:

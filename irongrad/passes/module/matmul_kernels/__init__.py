@@ -36,7 +36,7 @@ from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks, 
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
 from irongrad.passes.module.matmul_kernels.products import Product, Tiles, added_row, packed_by, products_in
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel
-from irongrad.passes.module.matmul_kernels.vector_code import add_executable
+from irongrad.passes.module.matmul_kernels.vector_code import executable_of
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 
@@ -79,7 +79,7 @@ class MatmulKernels(ModulePass):
         chosen = dict(self.forms)
         forms = {p: _chosen_form(p, tile, tiles, chosen) for p, tile in products_in(module, tiles).items()}
         products = {product: form for product, form in forms.items() if form is not None}
-        kernels = Kernels(module, add_executable, _name)
+        kernels = Kernels(module, executable_of, _name)
         launched = [_launch(product, form, kernels) for product, form in products.items()]
         for replaced, new in launched:  # only now, as a product may read another
             replaced[-1].results[0].replace_all_uses_with(new)

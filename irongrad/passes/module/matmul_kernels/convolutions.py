@@ -18,7 +18,7 @@ from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.operands import in_blocks
 from irongrad.passes.module.matmul_kernels.products import Tiles
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel
-from irongrad.passes.module.matmul_kernels.vector_code import add_executable
+from irongrad.passes.module.matmul_kernels.vector_code import executable_of
 from irongrad.passes.module.matmul_kernels.windows import Windows, windows_in
 from irongrad.passes.module_pass import ModulePass
 
@@ -46,7 +46,7 @@ class ConvolutionKernels(ModulePass):
         tiles = Tiles.of_module(module)
         if tiles is None:
             return PassResult(False)
-        kernels = Kernels(module, add_executable, _name)
+        kernels = Kernels(module, executable_of, _name)
         launched: Counter[bool] = Counter()
         for windows in windows_in(module, tiles.of_halves):
             of_type = tiles.of_halves if windows.is_half else tiles.of_floats

@@ -14,8 +14,9 @@ from iree.compiler.dialects import flow
 
 from irongrad.memory_model.product_tiles import vector_width
 from irongrad.mlir.device import cpu_of
+from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.letters import lettered_source
-from irongrad.mlir.walk import inside, text_of
+from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct
@@ -55,14 +56,18 @@ class LoopKernels(ModulePass):
         if (width := vector_width(*cpu_of(module))) is None:
             return PassResult(False)
         bodies = [body for op in list(inside(module.operation)) if op.name == "scf.for" and (body := body_of(op))]
-        executables: dict[str, str] = {}
+        kernels = Kernels(module, executable_of, _name, by_code=True)
         launched = 0
         for body in bodies:
             kernel = _kernel(body, width)
             if kernel is not None:
-                _launch(kernel, module, executables)
+                _launch(kernel, kernels)
                 launched += 1
-        return PassResult(launched > 0, {"loops": launched, "kernels": len(executables)})
+        return PassResult(launched > 0, {"loops": launched, "kernels": kernels.count})
+
+
+def _name(kernel: LoopKernel, number: int) -> str:
+    return f"loop_{number}_{kernel.body.trips}x{kernel.body.batch}"
 
 
 def _kernel(body: LoopBody, most: int) -> LoopKernel | None:
@@ -103,23 +108,13 @@ def _packed(product: LoopProduct, kernel: LoopKernel) -> LoopProduct:
     return replace(product, right=right, layout=layout)
 
 
-def _launch(kernel: LoopKernel, module: ir.Module, executables: dict[str, str]) -> None:
+def _launch(kernel: LoopKernel, kernels: Kernels[LoopKernel]) -> None:
     """Replace a loop by a launch of its kernel; equal kernels share one."""
     kernel = replace(kernel, products=tuple(_packed(p, kernel) for p in kernel.products))
     loop = kernel.body.loop
-    with ir.Location.unknown(module.context):
-        executable = executable_of(kernel, "loop")
-        text = text_of(executable)
-        if text not in executables:
-            name = f"loop_{len(executables)}_{kernel.body.trips}x{kernel.body.batch}"
-            executables[text] = name
-            ir.InsertionPoint.at_block_begin(module.body).insert(executable_of(kernel, name))
-        executable.erase()
-    name = executables[text]
-    entry_point = ir.ArrayAttr.get([ir.SymbolRefAttr.get([name, name])])
     with loop.location, ir.InsertionPoint(loop):
         given = [*kernel.read, *(p.right for p in kernel.products)]
-        made = flow.DispatchOp(kernel.made, [], entry_point, given, [], []).results
+        made = flow.DispatchOp(kernel.made, [], kernels.entry_point(kernel), given, [], []).results
     for old, new in zip(loop.results, made, strict=False):
         old.replace_all_uses_with(new)
     loop.erase()

@@ -36,13 +36,8 @@ from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 _AHEAD = 8
 
 
-def add_executable(kernel: ProductKernel, name: str) -> None:
-    """Insert a kernel, as an operation `stream.executable`, at the current insertion point.
-
-    Args:
-        kernel: the kernel to write.
-        name: the name of the executable and of its one entry point.
-    """
+def executable_of(kernel: ProductKernel, name: str) -> Any:
+    """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
     strips, panels = kernel.part
     counts = -(-kernel.panels // panels), -(-kernel.strips // strips), kernel.sizes.batch
     tensors = 2 + kernel.right_tensors + kernel.adds_row
@@ -59,7 +54,7 @@ def add_executable(kernel: ProductKernel, name: str) -> None:
             row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns, of_result),
         )
         _write(kernel, memory)
-    ir.InsertionPoint.current.insert(executable)
+    return executable
 
 
 def write_strip(kernel: ProductKernel, memory: Memory, row: Any) -> None:
