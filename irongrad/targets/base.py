@@ -53,11 +53,13 @@ class Ability(StrEnum):
         HALVES: a product of bfloat16 takes little more than half the time of one of float32, or less.
         TILES: products of bfloat16 are computed in tile registers, in a sixth of the time of products of float32.
         CONVOLUTIONS: there are kernels of ours for convolutions.
+        ATTENTION: there are kernels of ours for attention, which do not write scores to memory.
     """
 
     HALVES = "halves"
     TILES = "tiles"
     CONVOLUTIONS = "convolutions"
+    ATTENTION = "attention"
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,12 @@ def _abilities(triple: str, cpu: str, features: str) -> frozenset[Ability]:
     added = [feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+")]
     if cpu == "host" and architecture() == "x86_64":
         added += cpu_features() or ()
+    has_kernels = cpu in _WITH_FMA or not {"fma", "avx512f"}.isdisjoint(added)
     found = {
         Ability.TILES: cpu in _WITH_TILES or has_tile_registers(added),
         Ability.HALVES: cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", added),
-        Ability.CONVOLUTIONS: cpu in _WITH_FMA or not {"fma", "avx512f"}.isdisjoint(added),
+        Ability.CONVOLUTIONS: has_kernels,
+        Ability.ATTENTION: has_kernels,
     }
     return frozenset(ability for ability, is_there in found.items() if is_there)
 

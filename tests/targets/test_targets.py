@@ -188,6 +188,21 @@ def test_a_target_tells_how_its_cpu_multiplies_bfloat16(monkeypatch, target, fla
     assert parse_target(target).abilities & TILES == abilities
 
 
+@pytest.mark.parametrize(
+    ("target", "has_kernels"),
+    [
+        ("llvm-cpu:cpu=x86-64-v4", True),
+        ("llvm-cpu:cpu=x86-64-v3", True),
+        ("llvm-cpu:cpu=x86-64-v2", False),
+        ("llvm-cpu:arch=aarch64", False),
+        ("cuda", False),
+    ],
+)
+def test_there_are_kernels_of_ours_for_vectors_of_256_bits_and_more(target, has_kernels):
+    kernels = {Ability.CONVOLUTIONS, Ability.ATTENTION}
+    assert parse_target(target).abilities & kernels == (kernels if has_kernels else set())
+
+
 def test_an_unknown_driver_has_no_devices():
     assert devices.devices_of("no-such-driver") == ()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-from irongrad.passes.rules import arithmetic, one_hot, parts, views
+from irongrad.passes.rules import arithmetic, one_hot, parts, products, views
 from irongrad.passes.rules.patterns import Rule, drop
 
-RULES: tuple[Rule, ...] = (*arithmetic.RULES, *views.RULES, *parts.RULES, *one_hot.RULES)
+RULES: tuple[Rule, ...] = (*arithmetic.RULES, *views.RULES, *parts.RULES, *one_hot.RULES, *products.RULES)
 
 
 def apply_rules(graph: GraphModule, rules: Sequence[Rule]) -> Counter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from irongrad.graph.float64_runs import differences, run_in_float64
 from irongrad.passes import parse_passes, passes_at, run_passes
 from irongrad.passes.graph.row_blocks import RowBlocks
 from irongrad.pipeline.driver import step_graph
+from irongrad.targets import Ability
 
 # So small that the matrices of the tests count as large.
 SMALL = RowBlocks(least=1, rows=4, sums=0.0)
@@ -212,6 +214,16 @@ def test_other_functions_stay(apply, fn):
 
 def test_small_matrices_stay(apply):
     assert not apply(RowBlocks(), FORMS["plain"], *(random(2, 2, 16, 4) for _ in range(3))).changed
+
+
+def test_blocks_are_larger_where_kernels_of_ours_hold_the_scores(apply):
+    of_kernels = replace(SMALL, kernel_rows=8)
+    tensors = [random(2, 2, 16, 4) for _ in range(3)]
+    for abilities, blocks in ((frozenset(), 4), (frozenset({Ability.ATTENTION}), 2)):
+        assert apply(of_kernels, FORMS["plain"], *tensors, abilities=abilities).stats == {"blocks": blocks}
+    one = [t[0, 0] for t in tensors]
+    fn = lambda x, y, z: (x @ y.mT).softmax(-1) @ z  # noqa: E731
+    assert apply(of_kernels, fn, *one, abilities=frozenset({Ability.ATTENTION})).stats == {"blocks": 4}
 
 
 def test_other_targets_stay(apply):

@@ -121,6 +121,21 @@ def _kept_sum(s):
     return lambda x: aten.view.default(aten.sum.dim_IntList(x, [dim], True), shape), [x]
 
 
+def _rows_of_a_product(s):
+    batch, rows, summands = (s.one_of(1, 2, 3) for _ in range(3))
+    columns, keep, first = summands + s.one_of(1, 2), s.one_of(True, False), s.one_of(True, False)
+    a, c, y = (torch.randn(batch, *sizes) for sizes in ((rows, summands), (columns, summands), (rows, columns)))
+
+    def fn(a, c, y):
+        whole = [1, batch, rows, columns]
+        x = aten.view.default(aten.bmm.default(a, aten.permute.default(c, [0, 2, 1])), whole)
+        shorter, y = aten.bmm.default(y, c), aten.view.default(y, whole)
+        total = aten.sum.dim_IntList(aten.mul.Tensor(x, y) if first else aten.mul.Tensor(y, x), [-1], keep)
+        return aten.cat.default([aten.view.default(total, [batch, rows, 1]), shorter], 2)
+
+    return fn, [a, c, y]
+
+
 def _view_of_a_square(s):
     x = s.tensor(s.shape(1), (torch.float32, torch.int64))
     return lambda x: aten.view.default(aten.mul.Tensor(x, x), [1, x.numel()]), [x]
@@ -308,6 +323,7 @@ PROOFS = {
     "view to the same": lambda s: (lambda x: aten.view.default(x, list(x.shape)), [s.tensor()]),
     "view of a view": _views,
     "view of a kept sum": _kept_sum,
+    "sum of (a @ c.T) * p by p @ c": _rows_of_a_product,
     "view of a square": _view_of_a_square,
     "permute that moves nothing": _unmoved,
     "permute of a permute": _permutes,
@@ -529,3 +545,17 @@ def test_chains_of_views_collapse(apply, choices):
     nodes = [n for n in done.after.graph.nodes if n.op == "call_function"]
     chains = [(n.target, n.args[0].target) for n in nodes]
     assert not any(a is b for a, b in chains)
+
+
+def test_the_sum_in_the_gradient_of_attention_is_one_of_short_rows(apply):
+    def fn(q, k, v, slopes):
+        weights = (q @ k.mT).softmax(-1)
+        of_weights = slopes @ v.mT
+        return weights @ v, weights * (of_weights - (of_weights * weights).sum(-1, True))
+
+    def summed(graph):
+        sums = [n for n in graph.graph.nodes if n.target is aten.sum.dim_IntList]
+        return sorted(n.args[0].meta["val"].shape[-1] for n in sums)
+
+    done = apply(Simplify(), fn, *(torch.randn(2, 3, 16, 4) for _ in range(4)))
+    assert (summed(done.before), summed(done.after)) == ([16, 16], [4, 16])

@@ -14,6 +14,7 @@ from irongrad.passes.base import Context, PassResult
 from irongrad.passes.graph.row_blocks.forms import Forms
 from irongrad.passes.graph.row_blocks.plan import Size, compute_in_blocks
 from irongrad.passes.graph.row_blocks.region import Axes
+from irongrad.targets import Ability
 
 aten = torch.ops.aten
 
@@ -49,12 +50,16 @@ class RowBlocks:
     * sizes whose divisors fit no number of blocks
     * graphs of any size, and targets other than a CPU, because the gain is not measured there
 
-    With `--tune` the rows are chosen by measurement: those of `rows`, half as many, or twice as many. A smaller softmax
+    Kernels of ours for attention, where a target has them, hold the scores of few rows at a time, however large a
+    block is. Attention then comes in fewer, larger blocks, which read keys and values less often.
+
+    With `--tune` the rows are chosen by measurement: the default, half as many, or twice as many. A smaller softmax
     than `least` may then come in blocks, too.
 
     Attributes:
         least: the fewest bytes of the matrix under a softmax.
         rows: the rows of a block, about.
+        kernel_rows: the same where kernels of ours compute attention.
         sums: the fewest bytes of a block's matrix, as a fraction of those of the sums over blocks, such as the gradient
             of an output layer. Each block reads and writes these sums.
     """
@@ -63,13 +68,16 @@ class RowBlocks:
 
     least: int = 4 << 20
     rows: int = 128
+    kernel_rows: int = 256
     sums: float = 0.5
 
     def run(self, graph: GraphModule, context: Context) -> PassResult:
         """Run the pass on one graph."""
         if set(context.targets) != {"llvm-cpu"}:
             return PassResult(False)
-        forms = Forms(Size(self.rows, self.sums), self.least, context.timer)
+        has_kernels = Ability.ATTENTION in context.abilities
+        sizes = Size(self.rows, self.sums), Size(self.kernel_rows if has_kernels else self.rows, self.sums)
+        forms = Forms(*sizes, self.least, context.timer)
         blocks = 0
         left = dict.fromkeys(_scores(graph))  # not those of blocks, which come later
         while (one := next((s for s in _scores(graph) if s in left), None)) is not None:

@@ -17,6 +17,9 @@ from irongrad.passes.graph.row_blocks.region import Axes
 # The fewest bytes of a matrix for which forms are measured. A smaller one stays in the second-level cache.
 _LEAST_MEASURED = 1 << 18
 
+# The rank of one matrix, as that of the logits of a loss.
+_RANK = 2
+
 _WHOLE = "whole"
 
 
@@ -28,6 +31,7 @@ class Forms:
 
     Attributes:
         size: the size of a block without a measurement.
+        of_batches: the same for a batch of matrices, as attention has.
         least: the fewest bytes of a matrix that comes in blocks without a measurement.
         timer: measures forms; None to take the default.
         choices: the choices that were made by measurement, by what was measured.
@@ -35,6 +39,7 @@ class Forms:
     """
 
     size: Size
+    of_batches: Size
     least: int
     timer: Timer | None
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -43,7 +48,7 @@ class Forms:
     def chosen(self, node: Node, axes: Axes) -> Size | None:
         """The size of the blocks in which the softmax of a matrix is computed; None to leave it whole."""
         size: int = value_of(node).nbytes
-        default = self.size if size >= self.least else None
+        default = self._size(node) if size >= self.least else None
         if self.timer is None or size < _LEAST_MEASURED:
             return default
         forms = self._forms(node, axes, default)
@@ -55,10 +60,14 @@ class Forms:
             self.sizes[what] = self._measured(what, node, axes, forms, plan)
         return self.sizes[what]
 
+    def _size(self, node: Node) -> Size:
+        return self.of_batches if value_of(node).ndim > _RANK else self.size
+
     def _forms(self, node: Node, axes: Axes, default: Size | None) -> dict[str, tuple[Size | None, Plan | None]]:
         """The forms of a matrix by name; the first is the default."""
-        rows = self.size.rows
-        sizes = [replace(self.size, rows=r) for r in (rows, rows // 2, 2 * rows)]
+        size = self._size(node)
+        rows = size.rows
+        sizes = [replace(size, rows=r) for r in (rows, rows // 2, 2 * rows)]
         plans = {size: plan_of(node, axes, size) for size in sizes}
         forms: dict[str, tuple[Size | None, Plan | None]] = {}
         if default is None or plans[default] is None:
