@@ -69,8 +69,10 @@ class Lanes:
 
 
 def zeros(kind: ir.VectorType) -> Any:
-    """A vector of zeros."""
-    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(kind.element_type, 0)))
+    """A vector of zeros, of floats or integers."""
+    element = kind.element_type
+    zero = ir.IntegerAttr.get(element, 0) if isinstance(element, ir.IntegerType) else ir.FloatAttr.get(element, 0)
+    return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, zero))
 
 
 def number(expression: ir.AffineExpr, *values: Any) -> Any:
