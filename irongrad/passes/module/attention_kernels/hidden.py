@@ -42,14 +42,14 @@ def columns_seen(region: Region, constants: Constants) -> int | None:
     if sizes.columns % UNIT:
         return None
     states = _States(region, constants)
-    hidden = np.ones((sizes.rows, sizes.columns), bool)
-    for reader in region.readers:
-        hidden &= states.of(reader.scores) == _ZERO
+    unread = [states.of(reader.scores) == _ZERO for reader in region.readers]
     for number, reduction in region.reductions.items():
         neutral = {"arith.addf": _ZERO, "arith.maximumf": _LEAST}.get(combiner_of(reduction.operations[-1]))
-        hidden &= states.of(region.parents(number)[0]) == neutral
-    if hidden.all(axis=1).any():
+        unread.append(states.of(region.parents(number)[0]) == neutral)
+    # A row of which one softmax sees nothing is no row of zeros, even if another softmax sees some of it.
+    if any(one.all(axis=1).any() for one in unread):
         return None
+    hidden = np.logical_and.reduce(unread)
     counts = sizes.columns - hidden[:, ::-1].argmin(axis=1)
     rows = np.arange(sizes.rows)
     first = int((counts - rows).max())
@@ -125,7 +125,8 @@ def _made(operation: Any, given: list[Any], values: Mapping[Any, np.ndarray]) ->
         hides = (given[0] == _LEAST) | (given[1] == _LEAST)
         return np.where(hides, _LEAST, _ANY)
     if name == "arith.subf":
-        return np.where(given[0] == _LEAST, _LEAST, _ANY)
+        # Two equal numbers of -1e30 are zero apart.
+        return np.where((given[0] == _LEAST) & (given[1] != _LEAST), _LEAST, _ANY)
     if name == "math.exp":
         return np.where(given[0] == _LEAST, _ZERO, _ANY)
     if name == "arith.mulf":
