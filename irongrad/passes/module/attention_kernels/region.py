@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from irongrad.mlir.letters import dimensions_in
-from irongrad.mlir.linalg import inputs_of, producer_of, readers_of
+from irongrad.mlir.linalg import inputs_of, producer_of, readers_of, source_of
 from irongrad.mlir.walk import block_of, inside
 from irongrad.passes.module.attention_kernels.values import (
     Reader,
@@ -286,15 +286,19 @@ def _span(region: Region, places: dict[Any, int]) -> tuple[int, int]:
 
 
 def without_leaks(regions: Sequence[Region], unused: Collection[Any]) -> list[Region]:
-    """The regions all of whose matrices are read by nothing else than regions, and by operations that are `unused`."""
+    """The regions all of whose matrices are read by nothing else than regions, and by operations that are `unused`.
+
+    A region may also read a matrix as something from outside, as `w @ w.T` does of the weights `w`.
+    """
     kept = list(regions)
     while True:
         inside_any = {*unused, *(op for region in kept for op in region.operations)}
+        from_outside = {source_of(value) for region in kept for value in region.read}
         leaks = {
             matrix
             for region in kept
             for matrix in region.all_matrices
-            if any(reader not in inside_any for reader in readers_of(matrix))
+            if matrix in from_outside or any(reader not in inside_any for reader in readers_of(matrix))
         }
         if not leaks:
             return kept
