@@ -214,6 +214,35 @@ def test_weights_as_both_operands_of_a_product(tmp_path: Path, around_pass: Arou
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_a_transposed_result(target: str, around_pass: AroundPass) -> None:
+    """As in the attention over pixels of a variational autoencoder, whose values are channels-first."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return v @ (q @ k.transpose(-1, -2)).softmax(-1).transpose(-1, -2)
+
+    seen = around_pass(AttentionKernels)
+    operands = torch.randn(4, 33, 16), torch.randn(4, 45, 16), torch.randn(4, 12, 45)
+    ig.compile_function(function, operands, target=target, cache=False)
+    assert kernels_in(seen[1]) == 1
+
+
+def test_keys_from_a_kernel_that_is_launched_behind_their_product(around_pass: AroundPass) -> None:
+    """The first kernel computes two products; the second kernel's scores are written between them."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, others: Tensor) -> Tensor:
+        weights = (q @ k.transpose(-1, -2)).softmax(-1)
+        keys = weights @ v
+        scores = others @ keys.transpose(-1, -2)
+        values = weights @ v.cos()
+        return scores.softmax(-1) @ values
+
+    seen = around_pass(AttentionKernels)
+    operands = torch.randn(4, 33, 16), torch.randn(4, 40, 16), torch.randn(4, 40, 16), torch.randn(4, 50, 16)
+    ig.compile_function(function, operands, cache=False)
+    assert kernels_in(seen[1]) == 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_operands_of_bfloat16(target: str, tmp_path: Path, around_pass: AroundPass) -> None:
     assert kernels_of(Attention((4, 33, 40, 16), masked), tmp_path, around_pass, target, "bf16") == 2
 

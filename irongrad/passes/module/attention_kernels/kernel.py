@@ -83,6 +83,21 @@ class ReaderProduct:
     other: Operand
     size: int
 
+    @property
+    def letters(self) -> str:
+        """The letters of what the kernel writes.
+
+        A vector holds neighbours along the dimension that the matrix does not have. So they are transposed behind the
+        kernel if the product has them apart, as in `v.T @ weights.T`.
+        """
+        return "brd" if self.of.result == "bdr" else self.of.result
+
+    @property
+    def shape(self) -> list[int]:
+        """The sizes of what the kernel writes."""
+        sizes = dict(zip(self.of.result, self.of.operation.results[0].type.shape, strict=True))
+        return [sizes[letter] for letter in self.letters]
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionKernel:
@@ -222,9 +237,9 @@ class AttentionKernel:
         """
         kinds = []
         for reader in self.readers:
-            kind = reader.of.operation.results[0].type
+            element = reader.of.operation.results[0].type.element_type
             parts = [self.parts] if reader.of.sums_rows and self.parts > 1 else []
-            kinds.append(ir.RankedTensorType.get([*parts, *kind.shape], kind.element_type))
+            kinds.append(ir.RankedTensorType.get([*parts, *reader.shape], element))
         return [*kinds, *(n.type for n in self.written)]
 
     @property

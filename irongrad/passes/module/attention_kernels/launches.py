@@ -71,7 +71,9 @@ class Launches:
         seen = {region: columns_seen(region, self._constants) for region in found}
         possible = [r for r in found if self._is_possible(r, found, seen[r]) and late_readers(r, places) is not None]
         regions = without_leaks(possible, softmaxes)
-        kernels = [_kernel(r, regions, self._width, hides=seen[r] is not None) for r in regions]
+        kernels = [
+            _kernel(r, regions, self._width, hides=seen[r] is not None, before=_last(r, places)) for r in regions
+        ]
         new: dict[Any, Any] = {}
         for kernel in kernels:
             self._launch(kernel, seen[kernel.region], places, new)
@@ -85,7 +87,7 @@ class Launches:
 
     def _is_possible(self, region: Region, regions: Sequence[Region], seen: int | None) -> bool:
         """Whether a region has a kernel that IREE loads, and that is faster than IREE's kernels."""
-        kernel = _kernel(region, regions, self._width, in_place=True)
+        kernel = _kernel(region, regions, self._width)
         tensors = len(kernel.read) + 1 + len(kernel.made)
         by_amx = self._has_amx and seen is None and any(map(is_widened, region.operands))
         return kernel.is_possible and tensors <= _MOST_TENSORS and not by_amx
@@ -101,14 +103,16 @@ class Launches:
             places: the places of all operations; those that need a result too early are moved.
             new: the results that replace others; those of the launch are added.
         """
-        last = max(kernel.region.operations, key=places.__getitem__)
+        last = _last(kernel.region, places)
         with last.location, ir.InsertionPoint(last):
             given = [new.get(value, value) for value in kernel.read]
             given += [] if columns is None else [_numbers(columns, kernel.region.sizes.columns)]
             made = list(flow.DispatchOp(kernel.made, [], self._kernels.entry_point(kernel), given, [], []).results)
             for i, reader in enumerate(kernel.readers):
-                if len(made[i].type.shape) > len(reader.of.result):
-                    made[i] = summed((made[i], "p" + reader.of.result), reader.of.result)
+                if len(made[i].type.shape) > len(reader.letters):
+                    made[i] = summed((made[i], "p" + reader.letters), reader.letters)
+                if reader.letters != reader.of.result:
+                    made[i] = copied((made[i], reader.letters), reader.of.result)
         for operation in reversed(late_readers(kernel.region, places) or []):
             operation.move_after(last)
         results = [*(r.of.operation.results[0] for r in kernel.readers), *kernel.written]
@@ -120,25 +124,34 @@ def _name(kernel: AttentionKernel, number: int) -> str:
     return f"attention_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}"
 
 
+def _last(region: Region, places: dict[Any, int]) -> Any:
+    """The last operation of a region, before which its kernel is launched."""
+    return max(region.operations, key=places.__getitem__)
+
+
 def _kernel(
-    region: Region, regions: Sequence[Region], width: int, *, hides: bool = False, in_place: bool = False
+    region: Region, regions: Sequence[Region], width: int, *, hides: bool = False, before: Any | None = None
 ) -> AttentionKernel:
-    """The kernel of a region; operands that it cannot read are copied, unless it is made to be looked at only."""
+    """The kernel of a region; operands that it cannot read are copied before the operation `before`.
+
+    They may be results of another kernel that is launched behind the product that reads them. Without `before`, the
+    kernel is made to be looked at only.
+    """
 
     def readable(operand: Lettered, columns: str, operation: Any) -> Operand:
-        if in_place or operand[1].endswith(columns):
+        if before is None or operand[1].endswith(columns):
             return Operand.of(operand)
         order = operand[1].replace(columns, "") + columns
-        with operation.location, ir.InsertionPoint(operation):
+        with operation.location, ir.InsertionPoint(before):
             return Operand.of((copied(operand, order), order))
 
     def in_blocks(operand: Lettered, operation: Any) -> Operand:
         value, letters = operand
         columns = math.gcd(region.sizes.columns, _BLOCK)
-        if in_place or columns % (2 * width) or region.sizes.columns <= _NEAR:
+        if before is None or columns % (2 * width) or region.sizes.columns <= _NEAR:
             return readable(operand, "c", operation)
         order = "b" * ("b" in letters) + "ndc"
-        with operation.location, ir.InsertionPoint(operation):
+        with operation.location, ir.InsertionPoint(before):
             pieces = split(value, letters.index("c"), columns), letters.replace("c", "nc")
             packed = copied(pieces, order)
         return Operand(packed, strides_of(order, packed.type.shape) | {"d": columns}, columns)

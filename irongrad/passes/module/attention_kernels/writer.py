@@ -148,7 +148,7 @@ class _Group:
         memory, kernel = self.memory, self.memory.kernel
         reader, made = kernel.readers[index], memory.results[index]
         scores = memory.scores[kernel.buffers[reader.of.scores]]
-        strides = strides_of(reader.of.result, reader.of.operation.results[0].type.shape)
+        strides = strides_of(reader.letters, reader.shape)
         p, b, r = (ir.AffineExpr.get_dim(i) for i in range(3))
         if not reader.of.sums_rows:
             left = Side(scores, constant(0), kernel.stride)
