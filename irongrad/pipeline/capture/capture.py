@@ -27,7 +27,7 @@ from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivative
 from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
-from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode
+from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode, without_fast_path
 from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.names import refuse_names
 from irongrad.pipeline.capture.plain_operators import plain_operators
@@ -111,6 +111,7 @@ class CapturedStep:
         return [self.train, *(made.program for made in self.inference.values())]
 
 
+@without_fast_path()
 def capture(
     step: TrainStep, inference: Collection[str] | None = None, synchronised: Synchronised = Synchronised.NONE
 ) -> CapturedStep:

@@ -63,6 +63,21 @@ def _set_mode_of(module: nn.Module, mode: bool) -> None:
 
 
 @contextmanager
+def without_fast_path() -> Iterator[None]:
+    """While open, attention in evaluation mode computes what it computes in training, and what is compiled.
+
+    PyTorch's fast path of `TransformerEncoder` puts padded rows into nested tensors, and gives zeros for them. Noise
+    cannot be added to a nested tensor. Under autocast on a CPU it hands bfloat16 to a float32 kernel, and fails.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
 def inference_as_no_grad() -> Iterator[None]:
     """While open, `torch.inference_mode` is `torch.no_grad`: torch 2.13's traces lose the former, or fail in it."""
     before: list[bool] = []

@@ -13,6 +13,7 @@ from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
+from irongrad.pipeline.capture.modes import without_fast_path
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_inference import Recorder
@@ -23,7 +24,6 @@ from irongrad.pipeline.oracle.eager_run import (
     elements_of,
     half_of_the_threads,
     train,
-    without_fast_path,
 )
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise

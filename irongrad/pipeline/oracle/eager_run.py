@@ -14,7 +14,7 @@ from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import StepGraph
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.capture.modes import mode
+from irongrad.pipeline.capture.modes import mode, without_fast_path
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.step_modules import (
     PiecesModule,
@@ -107,21 +107,6 @@ def half_of_the_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def without_fast_path() -> Iterator[None]:
-    """While open, attention in evaluation mode computes what it computes in training, and what is compiled.
-
-    PyTorch's fast path of `TransformerEncoder` puts padded rows into nested tensors, and gives zeros for them. Noise
-    cannot be added to a nested tensor.
-    """
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @eager_control_flow()
