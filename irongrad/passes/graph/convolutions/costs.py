@@ -103,10 +103,15 @@ def by_row(problem: Problem) -> float:
 
 
 def scattered(problem: Problem) -> float:
-    """Return the cost of `scattered`: one product, and the sum of its elements into the result."""
+    """Return the cost of `scattered`: one product, and the sum of its elements into the result.
+
+    Each element of the result reads one of the product for each tap of its phase of the stride, or a zero. A kernel
+    without padding that is as high as the image has an output of one row, and these are mostly zeros.
+    """
     positions, taps, (inner, outer) = _sides(problem)
-    moved = positions * inner * (SCATTERED if taps > 1 else 0.0) + inner * outer * GATHERED
     phases = math.prod(problem.window.stride)
+    summed = max(positions, problem.positions(problem.window.sizes) / phases)
+    moved = summed * inner * (SCATTERED if taps > 1 else 0.0) + inner * outer * GATHERED
     return _product((positions, outer, taps * inner), problem.halves) + taps * moved + (phases + 3) * DISPATCH
 
 
