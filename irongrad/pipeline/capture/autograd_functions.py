@@ -148,10 +148,13 @@ class _Call:
         with plain_operators(), _OwnWrites(f"{self._cls.__name__}.backward", _OF_BACKWARD, gradients):
             results = self._cls.backward(context, *gradients)
         results = results if isinstance(results, tuple) else (results,)
-        if len(results) != len(self._args):
+        count = len(self._args)
+        if all(further is None for further in results[count:]):
+            results = results[:count]  # PyTorch leaves out what a backward returns for arguments that there are not
+        if len(results) != count:
             raise CaptureError(
                 f"{source_lines.where(self._cls.backward)}\n  {self._cls.__name__}.backward returns {len(results)} "
-                f"gradients, and its forward takes {len(self._args)} arguments. "
+                f"gradients, and its forward takes {count} arguments. "
                 "Return None for one that has no gradient"
             )
         return [g for g, a in zip(results, self._args, strict=True) if isinstance(a, torch.Tensor)]

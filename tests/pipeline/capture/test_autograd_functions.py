@@ -288,3 +288,36 @@ def test_a_loop_in_a_function_that_reads_a_tensor_from_around_it_is_refused_with
         CaptureError, match=r"test_autograd_functions\.py.*\n.*while_loop in Closed\.forward .* carried"
     ):
         assert_gradients_are_those_of_eager(Summed(4, 3))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return 2 * grad, None, None
+
+
+class Tripled(Doubled):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        return 2 * grad, grad, None
+
+
+class Scaled(nn.Linear):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__(4, 3)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.function.apply(super().forward(x))
+        return scaled
+
+
+def test_a_backward_may_return_none_for_arguments_that_there_are_not() -> None:
+    """As in PyTorch: a function keeps the None of an argument that was removed, as that of transformers' Reformer."""
+    assert_gradients_are_those_of_eager(Scaled(Doubled))
+    with pytest.raises(CaptureError, match="returns 3 gradients, and its forward takes 1 arguments"):
+        assert_gradients_are_those_of_eager(Scaled(Tripled))
