@@ -27,12 +27,17 @@ from irongrad.diagnostics import source_lines
 from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.selected_rows import refuse_selected
+from irongrad.pipeline.capture.side_effects import backward_refused
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.runtime.errors import CaptureError
 
 _OF_BACKWARD = (
     "A compiled backward only returns gradients. Write into buffers in the model's forward, or compute what you record "
     "from the gradients after the step"
+)
+_OF_PARAMETERS = (  # backward() would add to the gradients of parameters that it reaches, outside of the step's graph
+    "Hand the parameters to apply, and return their gradients too, which torch.autograd.grad computes; or use "
+    "torch.utils.checkpoint, if the Function only saves memory"
 )
 _OF_FORWARD = "Return a new tensor instead, and write it into a buffer in the model's own forward"
 
@@ -145,7 +150,8 @@ class _Call:
         """
         with torch.no_grad():
             context = self._run(ctx.tensors)[0]
-        with plain_operators(), _OwnWrites(f"{self._cls.__name__}.backward", _OF_BACKWARD, gradients):
+        name = f"{self._cls.__name__}.backward"
+        with plain_operators(), backward_refused(name, _OF_PARAMETERS), _OwnWrites(name, _OF_BACKWARD, gradients):
             results = self._cls.backward(context, *gradients)
         results = results if isinstance(results, tuple) else (results,)
         count = len(self._args)
@@ -153,8 +159,8 @@ class _Call:
             results = results[:count]  # PyTorch leaves out what a backward returns for arguments that there are not
         if len(results) != count:
             raise CaptureError(
-                f"{source_lines.where(self._cls.backward)}\n  {self._cls.__name__}.backward returns {len(results)} "
-                f"gradients, and its forward takes {count} arguments. "
+                f"{source_lines.where(self._cls.backward)}\n  {name} returns {len(results)} gradients, and its forward "
+                f"takes {count} arguments. "
                 "Return None for one that has no gradient"
             )
         return [g for g, a in zip(results, self._args, strict=True) if isinstance(a, torch.Tensor)]

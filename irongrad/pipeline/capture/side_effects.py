@@ -66,13 +66,15 @@ def refused(module: nn.Module, use: StateUse) -> Iterator[None]:
 
 
 @contextmanager
-def backward_refused() -> Iterator[None]:
-    """While open, a call of `backward()` in the model or the loss raises CaptureError."""
+def backward_refused(
+    caller: str = "the model or the loss", instead: str = "Return the sum of the losses instead"
+) -> Iterator[None]:
+    """While open, a call of `backward()` raises CaptureError, with its `caller` and what to do `instead`."""
 
     def backward(*args: object, **kwargs: object) -> NoReturn:
         raise CaptureError(
-            f"{here()}\n  the model or the loss calls backward() itself, and the compiled step has one backward, from "
-            "the loss. Return the sum of the losses instead"
+            f"{here()}\n  {caller} calls backward() itself, and the compiled step has one backward, from the loss. "
+            f"{instead}"
         )
 
     with mock.patch.object(torch.autograd, "backward", backward):

@@ -321,3 +321,36 @@ def test_a_backward_may_return_none_for_arguments_that_there_are_not() -> None:
     assert_gradients_are_those_of_eager(Scaled(Doubled))
     with pytest.raises(CaptureError, match="returns 3 gradients, and its forward takes 1 arguments"):
         assert_gradients_are_those_of_eager(Scaled(Tripled))
+
+
+class Recomputed(torch.autograd.Function):
+    """A checkpoint as older packages write it: its backward leaves gradients in the parameters of the layer."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        y: torch.Tensor = layer(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor | None]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.layer(x)
+        torch.autograd.backward(y, grad)
+        return None, x.grad
+
+
+def test_a_backward_that_leaves_gradients_in_parameters_is_refused_with_the_way_out() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = Recomputed.apply(self.second, self.first(x))
+            return y
+
+    with pytest.raises(CaptureError, match=r"(?s)backward\(y, grad\).*Recomputed.backward calls backward\(\) itself"):
+        assert_gradients_are_those_of_eager(Layers())
