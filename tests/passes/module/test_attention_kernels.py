@@ -193,7 +193,15 @@ def hidden_apart(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return others + scores.masked_fill(~visible, least).softmax(-1) @ v / 2
 
 
-@pytest.mark.parametrize("form", [hidden_twice, hidden_apart])
+def hidden_from_what_hides_more(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What is hidden on the right side is larger, and counts alone."""
+    visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    scores = q @ k.transpose(-1, -2)
+    differences = torch.where(visible, scores, -1e30) - 2 * torch.where(visible, scores / 2, -1e30)
+    return differences.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("form", [hidden_twice, hidden_apart, hidden_from_what_hides_more])
 def test_what_counts_although_a_mask_hides_it(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     """`ig.compile` compares with runs that round otherwise, which change such a step; eager does not."""
     torch.manual_seed(0)

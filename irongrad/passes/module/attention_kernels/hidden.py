@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from irongrad.mlir.linalg import producer_of
 from irongrad.passes.module.attention_kernels.region import Input, Region
 from irongrad.passes.module.attention_kernels.values import combiner_of
 
-# What is known of a number: nothing, that it is minus infinity or nearly so, or that it is zero.
-_ANY, _LEAST, _ZERO = 0, 1, 2
+# What is known of a number: nothing but that it is no such number as hides a score, that it is minus infinity or nearly
+# so, that it is zero, or that it may be as large as what hides a score, and so may uncover one.
+_ANY, _LEAST, _ZERO, _LARGE = 0, 1, 2, 3
 
 # What is added to hide a score is at most this. Other scores are larger by far.
 _HIDES = -1e30
@@ -113,7 +115,8 @@ def _state(value: Any, states: Mapping[Any, np.ndarray], values: Mapping[Any, np
         return np.asarray(_ANY)
     if number.dtype == bool:
         return np.asarray(_ANY)
-    return np.where(number == 0, _ZERO, np.where(number <= _HIDES, _LEAST, _ANY))
+    is_large = ~(np.abs(number) < -_HIDES)
+    return np.select([number == 0, number <= _HIDES, is_large], [_ZERO, _LEAST, _LARGE], _ANY)
 
 
 def _made(operation: Any, given: list[Any], values: Mapping[Any, np.ndarray]) -> Any:
@@ -121,16 +124,21 @@ def _made(operation: Any, given: list[Any], values: Mapping[Any, np.ndarray]) ->
     name, operands = operation.name, list(operation.operands)
     if name == "arith.select" and operands[0] in values:
         return np.where(values[operands[0]], *given[1:])
+    if name in _KEEPS:
+        return given[0]
+    hides = [state == _LEAST for state in given]
+    is_large = reduce(np.logical_or, [np.isin(state, (_LEAST, _LARGE)) for state in given], np.asarray(False))
+    unknown = np.where(is_large, _LARGE, _ANY)
     if name == "arith.addf":
-        hides = (given[0] == _LEAST) | (given[1] == _LEAST)
-        return np.where(hides, _LEAST, _ANY)
+        uncovers = (given[0] == _LARGE) | (given[1] == _LARGE)
+        return np.where((hides[0] | hides[1]) & ~uncovers, _LEAST, unknown)
     if name == "arith.subf":
         # Two equal numbers of -1e30 are zero apart.
-        return np.where((given[0] == _LEAST) & (given[1] != _LEAST), _LEAST, _ANY)
+        return np.where(hides[0] & ~hides[1] & (given[1] != _LARGE), _LEAST, unknown)
     if name == "math.exp":
-        return np.where(given[0] == _LEAST, _ZERO, _ANY)
+        return np.where(hides[0], _ZERO, unknown)
     if name == "arith.mulf":
-        return np.where((given[0] == _ZERO) | (given[1] == _ZERO), _ZERO, _ANY)
+        return np.where((given[0] == _ZERO) | (given[1] == _ZERO), _ZERO, unknown)
     if name == "arith.divf":
-        return np.where(given[0] == _ZERO, _ZERO, _ANY)
-    return given[0] if name in _KEEPS else np.asarray(_ANY)
+        return np.where(given[0] == _ZERO, _ZERO, unknown)
+    return unknown
