@@ -201,7 +201,14 @@ def hidden_from_what_hides_more(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return differences.softmax(-1) @ v
 
 
-@pytest.mark.parametrize("form", [hidden_twice, hidden_apart, hidden_from_what_hides_more])
+def hidden_by_infinity(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A weight of zero times minus infinity is nan in all rows but the last."""
+    visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    scores = (q @ k.transpose(-1, -2)).masked_fill(~visible, -math.inf)
+    return (scores.softmax(-1) * scores) @ v
+
+
+@pytest.mark.parametrize("form", [hidden_twice, hidden_apart, hidden_from_what_hides_more, hidden_by_infinity])
 def test_what_counts_although_a_mask_hides_it(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     """`ig.compile` compares with runs that round otherwise, which change such a step; eager does not."""
     torch.manual_seed(0)

@@ -138,7 +138,8 @@ def _made(operation: Any, given: list[Any], values: Mapping[Any, np.ndarray]) ->
     if name == "math.exp":
         return np.where(hides[0], _ZERO, unknown)
     if name == "arith.mulf":
-        return np.where((given[0] == _ZERO) | (given[1] == _ZERO), _ZERO, unknown)
+        # Zero times minus infinity is nan.
+        return np.where(((given[0] == _ZERO) | (given[1] == _ZERO)) & ~is_large, _ZERO, unknown)
     if name == "arith.divf":
         return np.where(given[0] == _ZERO, _ZERO, unknown)
     return unknown
