@@ -20,6 +20,19 @@ def is_zero(value: Any) -> bool:
     return is_constant_zero(value.owner.operands[0])
 
 
+def zero_padding(value: Any) -> tuple[Any, list[int], list[int]] | None:
+    """The tensor that `value` pads with zeros, and their numbers before and behind each dimension; None for any other.
+
+    A negative number takes elements away.
+    """
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "tensor.pad" or len(owner.operands) != 1:
+        return None
+    before, after = (list(ir.DenseI64ArrayAttr(owner.attributes[name])) for name in ("static_low", "static_high"))
+    (element,) = [op.operation for op in owner.regions[0].blocks[0]][-1].operands
+    return (owner.operands[0], before, after) if is_constant_zero(element) else None
+
+
 def is_constant_zero(number: Any) -> bool:
     """Whether a float is the constant zero."""
     owner = number.owner

@@ -30,6 +30,7 @@ SIZES: dict[str, Sizes] = {
     "nothing even": (5, 23, 19, 7),
     "fewer keys than a vector": (4, 40, 5, 4),
     "one matrix for each core": (2, 50, 130, 20),
+    "a prime number of keys that are summed in parts": (2, 24, 257, 16),
     "many keys": (2, 24, 1030, 16),
     "keys in blocks": (3, 16, 320, 40),
 }

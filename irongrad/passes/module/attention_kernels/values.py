@@ -12,7 +12,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.letters import dimensions_in, is_zero, lettered_source
+from irongrad.mlir.letters import dimensions_in, is_zero, lettered_source, zero_padding
 from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise, producer_of
 from irongrad.mlir.transposes import Lettered
 from irongrad.mlir.walk import block_of
@@ -173,7 +173,8 @@ class Reduction:
 
     Attributes:
         matrix: the matrix.
-        operations: the operations that compute it: two if a long row is summed in parts.
+        operations: the operations that compute it: two if a long row is summed in parts, and one more that pads it if
+            the parts do not divide it.
     """
 
     matrix: Any
@@ -191,9 +192,16 @@ def reduction_of(operation: Any) -> Reduction | None:
     parts = _reduced(before)
     if parts is None or producer_of(parts) != "tensor.expand_shape" or combiner_of(before) != combiner_of(operation):
         return Reduction(reduced, (operation,))
-    (matrix,) = parts.owner.operands
+    (row,) = parts.owner.operands
     *rows, _, _ = parts.type.shape
-    return Reduction(matrix, (before, operation)) if rows == list(matrix.type.shape)[:-1] else None
+    if rows != list(row.type.shape)[:-1]:
+        return None
+    padding = zero_padding(row)
+    if padding is None or combiner_of(operation) != "arith.addf":
+        return Reduction(row, (before, operation))
+    matrix, first, last = padding
+    is_of_columns = not any(first) and not any(last[:-1]) and last[-1] >= 0
+    return Reduction(matrix, (row.owner.operation, before, operation)) if is_of_columns else None
 
 
 def _reduced(operation: Any) -> Any | None:

@@ -23,7 +23,7 @@ from iree.compiler import ir
 
 from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
 from irongrad.mlir.halves import half_source
-from irongrad.mlir.letters import dimensions_in, is_constant_zero, lettered_source
+from irongrad.mlir.letters import dimensions_in, lettered_source, zero_padding
 from irongrad.mlir.transposes import Lettered
 
 # The most columns of a kernel: the code of all of them is written one after the other.
@@ -200,13 +200,11 @@ def _source(image: Any, letters: str) -> tuple[Lettered, dict[str, int]]:
 def _unpadded(image: Lettered) -> tuple[Lettered, dict[str, int]]:
     """The tensor that an image pads with zeros along `y` and `x`, and the zeros before each of its dimensions."""
     value, letters = image
-    owner = value.owner
     nothing = image, dict.fromkeys(letters, 0)
-    if isinstance(owner, ir.Block) or owner.name != "tensor.pad" or len(owner.operands) != 1:
+    if (padding := zero_padding(value)) is None:
         return nothing
-    before, after = (list(ir.DenseI64ArrayAttr(owner.attributes[name])) for name in ("static_low", "static_high"))
-    (element,) = [op.operation for op in owner.regions[0].blocks[0]][-1].operands
+    source, before, after = padding
     elsewhere = [n for of in (before, after) for x, n in zip(letters, of, strict=True) if x not in "yx"]
-    if any(elsewhere) or min(*before, *after) < 0 or not is_constant_zero(element):
+    if any(elsewhere) or min(*before, *after) < 0:
         return nothing
-    return lettered_source(owner.operands[0], letters), dict(zip(letters, before, strict=True))
+    return lettered_source(source, letters), dict(zip(letters, before, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.letters import is_constant_zero, is_zero, lettered_source
+from irongrad.mlir.letters import is_zero, lettered_source, zero_padding
 from irongrad.mlir.linalg import GENERIC, inputs_of
 from irongrad.mlir.transposes import Lettered, joined
 
@@ -66,10 +66,8 @@ def _adds_batch(operation: Any) -> bool:
 
 def _unpadded(value: Any, dimension: int) -> Any:
     """The tensor that `value` pads with zeros at the end of a dimension; else `value` itself."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.name != "tensor.pad" or len(owner.operands) != 1:
+    if (padding := zero_padding(value)) is None:
         return value
-    before, after = (list(ir.DenseI64ArrayAttr(owner.attributes[name])) for name in ("static_low", "static_high"))
-    (element,) = [op.operation for op in owner.regions[0].blocks[0]][-1].operands
+    source, before, after = padding
     elsewhere = [n for d, n in enumerate(after) if d != dimension]
-    return owner.operands[0] if not any(before) and not any(elsewhere) and is_constant_zero(element) else value
+    return value if any(before) or any(elsewhere) else source
