@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,30 @@ def test_a_choice_at_which_eager_breaks_a_parameter_is_skipped() -> None:
     step = step_of(model, Normalised(model.parameters(), {"lr": 0.1}))
     skipped = chosen_steps(capture(step), driver.step_graph(step)).skipped
     assert skipped == ("all of x 0.0: eager gives NaN or infinity, in state/1/weight",)
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        (True, "rounding decides whether an optimizer's square of gradient/0/1.bias is infinite"),
+        (False, "eager gives NaN or infinity, in state/1/optimizer/exp_avg_sq/1.bias"),
+    ],
+)
+def test_a_choice_at_which_rounding_errors_have_infinite_squares_is_skipped(records: bool, reason: str) -> None:
+    """A BatchNorm over zeros multiplies the rounding errors of gradients by up to 316, twenty of them beyond float32.
+
+    Gradients are recorded if an entry point returns them.
+    """
+    torch.manual_seed(0)
+    layers = [(nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2), nn.Hardswish()) for _ in range(20)]
+    model = nn.Sequential(*chain.from_iterable(layers), nn.Flatten(), nn.Linear(128, 3))
+    inputs = {"x": torch.randn(4, 2, 8, 8), "y": torch.randint(0, 3, (4,))}
+    step = step_of(model, torch.optim.Adam(model.parameters()), **inputs)
+    graph = driver.step_graph(step)
+    if not records:
+        functions = {name: function for name, function in graph.functions.items() if name != "accumulate"}
+        graph = replace(graph, functions=functions)
+    assert f"all of x 0.0: {reason}" in chosen_steps(capture(step), graph).skipped
 
 
 def test_a_parameter_that_eager_moves_at_a_learning_rate_of_zero_may_move() -> None:
