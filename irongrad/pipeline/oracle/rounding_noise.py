@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,11 @@ from irongrad.pipeline.oracle.near_ties import NearTies, tiled
 from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 _STRETCH = 1 << 17
+
+# A finite number so large gets no noise. It is a constant that hides others, such as -1e30 or the least float in a mask
+# of attention, and no code rounds it. With noise, hidden scores would differ by more than any score does. A row of
+# which all is hidden could then have any weights, and verification would see no wrong ones.
+_HIDES = 1e29
 _TOPK = torch.ops.aten.topk.default
 
 # Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
@@ -101,6 +107,13 @@ class RoundingNoise(TorchDispatchMode):
     def _perturb(self, tensor: torch.Tensor) -> None:
         if tensor._is_zerotensor():
             return  # autograd's zero tensor has no memory; torch 2.13 ends the process on a write to it
+        hiding = _hiding(tensor)
+        kept = None if hiding is None else tensor[hiding]
+        self._multiply(tensor)
+        if hiding is not None:
+            tensor[hiding] = kept
+
+    def _multiply(self, tensor: torch.Tensor) -> None:
         start, size = self._random.randrange(_STRETCH), tensor.numel()
         factors = self._factors_of(tensor.dtype)
         if size <= _STRETCH:
@@ -135,6 +148,14 @@ class RoundingNoise(TorchDispatchMode):
 def _is_exact(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator rounds nothing; a draw counts as exact: a mask is 0 or 1, and a uniform number below 1."""
     return is_random(operator) or operator.is_view or operator in _EXACT_OPERATORS
+
+
+def _hiding(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Which elements hide others; None if none does."""
+    if not tensor.numel() or not torch.linalg.vector_norm(tensor, math.inf) >= _HIDES:
+        return None
+    found = (tensor.abs() >= _HIDES) & tensor.isfinite()
+    return found if found.any() else None
 
 
 def _may_be_winograd(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:

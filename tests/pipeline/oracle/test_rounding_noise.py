@@ -27,6 +27,20 @@ def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) ->
         assert (off != 0).double().mean() > 0.8 or off.numel() < 2
 
 
+@pytest.mark.parametrize("hides", [-1e30, torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_what_hides_scores_has_no_noise(hides: float, kind: torch.dtype) -> None:
+    """A row of which all is hidden has equal weights, and the others have noise."""
+    scores = torch.randn(3, 5, dtype=kind)
+    seen = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]], dtype=torch.bool)
+    with RoundingNoise(0):
+        masked = (scores * 1.0).masked_fill(~seen, max(hides, torch.finfo(kind).min))
+        weights = masked.transpose(0, 1).softmax(0)
+    assert torch.all(masked[~seen] == torch.full((), max(hides, torch.finfo(kind).min), dtype=kind))
+    assert (masked[seen] != scores[seen]).any()
+    torch.testing.assert_close(weights[:, 1], torch.full((5,), 0.2, dtype=kind))
+
+
 @pytest.mark.parametrize(
     "normalised",
     [
