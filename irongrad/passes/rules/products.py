@@ -42,7 +42,7 @@ def _products_of(matrices: Node) -> Iterator[Node]:
 
 
 def _has_rows_of(x: Node, matrices: Node) -> bool:
-    """Whether `x` has the rows of `matrices`, which are a batch, and perhaps more dimensions of the batch."""
+    """Whether `x` has the rows of a batch of matrices; its batch may have more dimensions."""
     return shape_of(x)[-2:] == shape_of(matrices)[-2:] and value_of(x).numel() == value_of(matrices).numel()
 
 

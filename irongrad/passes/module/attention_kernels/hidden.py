@@ -19,8 +19,8 @@ from irongrad.mlir.linalg import producer_of
 from irongrad.passes.module.attention_kernels.region import Input, Region
 from irongrad.passes.module.attention_kernels.values import combiner_of
 
-# What is known of a number: nothing but that it is no such number as hides a score, that it is minus infinity or nearly
-# so, that it is zero, or that it may be as large as what hides a score, and so may uncover one.
+# What is known of a number. _ANY: it is not as large as what hides a score. _LEAST: it is minus infinity or nearly so.
+# _ZERO: it is zero. _LARGE: it may be as large as what hides a score, and so may uncover one.
 _ANY, _LEAST, _ZERO, _LARGE = 0, 1, 2, 3
 
 # What is added to hide a score is at most this. Other scores are larger by far.
