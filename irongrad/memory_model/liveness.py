@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from torch.fx import Graph, Node
 
@@ -79,7 +79,7 @@ class Usage:
         """The peak of live bytes."""
         return max(self.curve(), default=0)
 
-    @property
+    @cached_property
     def total(self) -> int:
         """The peak of allocated bytes."""
         apart = [item for item in self.lifetimes if item.is_apart]

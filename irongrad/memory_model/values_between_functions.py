@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 from torch.fx import Node
@@ -80,10 +80,18 @@ def _uses(function: Function) -> Mapping[Value, _Use]:
         depths[node] = max((depths[n] for n in node.all_input_nodes), default=0) + is_root(node)
         alone = bits[node] & gradients
         deepest[alone] = max(deepest[alone], depths[node])
-    needed: dict[Value, set[Value]] = defaultdict(set)
+    results: dict[int, list[Value]] = defaultdict(list)  # by the arguments on which they depend
     for result, node in zip(function.results, function.graph.graph.output_node().args[0], strict=True):
-        arguments = [value for i, value in enumerate(function.arguments) if bits[node] >> i & 1]
-        for argument in arguments:
-            needed[argument].update(arguments, [result])
-    places = {value: 1 << i for i, value in enumerate(function.arguments)}
-    return {value: _Use(frozenset(found), deepest[places[value]]) for value, found in needed.items()}
+        results[bits[node]].append(result)
+
+    @cache  # many arguments are read by the same results
+    def needed(reading: tuple[int, ...]) -> frozenset[Value]:
+        read = reduce(or_, reading)
+        arguments = (value for i, value in enumerate(function.arguments) if read >> i & 1)
+        return frozenset((*arguments, *(result for each in reading for result in results[each])))
+
+    uses: dict[Value, _Use] = {}
+    for i, value in enumerate(function.arguments):
+        if reading := tuple(each for each in results if each >> i & 1):
+            uses[value] = _Use(needed(reading), deepest[1 << i])
+    return uses

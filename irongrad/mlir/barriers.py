@@ -10,6 +10,8 @@ from typing import Any
 
 from iree.compiler import ir
 
+from irongrad.mlir.transposes import size_along
+
 BARRIER = "util.optimization_barrier"
 MARK = "irongrad.held"
 _TIE = "flow.tensor.tie_shape"
@@ -31,13 +33,7 @@ def _sizes(value: Any) -> list[Any]:
     tests/mlir/test_barriers.py::test_iree_still_loses_sizes_behind_a_barrier.
     """
     kind = ir.ShapedType(value.type)
-    index = ir.IndexType.get()
-    places = [d for d in range(kind.rank) if kind.is_dynamic_dim(d)]
-    numbers = [
-        ir.Operation.create("arith.constant", [index], [], {"value": ir.IntegerAttr.get(index, d)}).result
-        for d in places
-    ]
-    return [ir.Operation.create("tensor.dim", [index], [value, number]).result for number in numbers]
+    return [size_along(value, d) for d in range(kind.rank) if kind.is_dynamic_dim(d)]
 
 
 def gradient_line(result: str, value: str, kind: str) -> str:

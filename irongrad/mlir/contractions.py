@@ -28,7 +28,7 @@ def sums_of_products_in(module: ir.Module) -> list[Any]:
     operations = [op for op in inside(module.operation) if op.name == GENERIC and _multiplies_and_adds(op)]
     for operation in operations:
         _widen_before(operation)
-    return [op for op in operations if _is_sum_of_products(op)]
+    return [op for op in operations if is_sum_of_products(op)]
 
 
 def _multiplies_and_adds(operation: Any) -> bool:
@@ -61,8 +61,10 @@ def _widen_before(operation: Any) -> None:
         readers[0].erase()
 
 
-def _is_sum_of_products(operation: Any) -> bool:
-    """Whether an operation that multiplies and adds adds products of float32, beginning at zero."""
+def is_sum_of_products(operation: Any) -> bool:
+    """Whether a `linalg.generic` adds products of two tensors of float32 of known sizes, beginning at zero."""
+    if not _multiplies_and_adds(operation):
+        return False
     is_single = all(str(value.type.element_type) == "f32" for value in operation.operands)
     body = operation.regions[0].blocks[0]
     if not is_single or _names(operation) != _MULTIPLIES_AND_ADDS or not is_zero(operation.operands[2]):

@@ -54,6 +54,11 @@ def readers_of(value: Any) -> Iterator[Any]:
             yield reader
 
 
+def is_known_but_first(kind: Any) -> bool:
+    """Whether all sizes of a tensor are known, or all but that of its first dimension."""
+    return not any(kind.is_dynamic_dim(d) for d in range(1, len(kind.shape)))
+
+
 def size_of(value: Any) -> float:
     """The number of elements of a tensor: infinity for a dynamic shape, 1 for a scalar."""
     kind = value.type

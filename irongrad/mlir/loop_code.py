@@ -80,6 +80,16 @@ def number(expression: ir.AffineExpr, *values: Any) -> Any:
     return affine.apply(ir.AffineMap.get(len(values), 0, [expression]), values)
 
 
+def smaller(x: Any, y: Any) -> Any:
+    """The smaller one of two indices of 0 or more."""
+    return arith.minui(x, y)
+
+
+def bounded(end: Any, size: int, given: Any) -> Any:
+    """The smaller one of an index and a size, which is the index `given` if a launch gives it."""
+    return least([ir.AffineExpr.get_dim(0), fixed(size)], end) if given is None else smaller(end, given)
+
+
 def least(expressions: Sequence[ir.AffineExpr], *values: Any) -> Any:
     """The minimum of affine `expressions` of `values`."""
     return affine.AffineMinOp(ir.AffineMap.get(len(values), 0, list(expressions)), values).result
@@ -133,39 +143,76 @@ def _constant(value: Any, width: int | None) -> Any:
     return arith.constant(kind, ir.DenseElementsAttr.get_splat(kind, number))
 
 
+@dataclass(frozen=True)
+class PartsOf:
+    """As many workgroups as parts of the size that a launch gives; `each` is how much of it one computes."""
+
+    each: int
+
+
 @contextmanager
-def new_executable(name: str, counts: Sequence[int], tensors: int, operations: int) -> Iterator[tuple[Any, list[Any]]]:
-    """Write the body of a kernel, given the new operation `stream.executable` and the kernel's bindings.
+def new_executable(
+    name: str,
+    counts: Sequence[int | PartsOf],
+    tensors: int,
+    operations: int | None,
+    *,
+    has_size: bool = False,
+    results: int = 1,
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Write the body of a kernel, given the new operation `stream.executable` and the kernel's arguments.
+
+    These are its bindings. The size that a launch gives comes before those of the results.
 
     Args:
         name: the name of the executable and of its one entry point.
         counts: the numbers of workgroups in its three dimensions.
         tensors: the number of tensors that it reads and writes.
-        operations: the arithmetic operations of one launch.
+        operations: the arithmetic operations of one launch; None if they depend on the size that it gives.
+        has_size: whether a launch gives a size.
+        results: how many of the tensors are written.
     """
-    x, y, z = counts
-    bindings = ", ".join(f"%{i}: !stream.binding" for i in range(tensors))
+    x, y, z = map(_count, counts)
+    workload = "%size: index" if has_size else ""
+    kinds = ["!stream.binding"] * tensors
+    kinds[tensors - results : tensors - results] = ["index"] * has_size
+    arguments = ", ".join(f"%{i}: {kind}" for i, kind in enumerate(kinds))
     executable = ir.Operation.parse(f"""stream.executable private @{name} {{
-        stream.executable.export public @{name} workgroups() -> (index, index, index) {{
-          %x = arith.constant {x} : index
-          %y = arith.constant {y} : index
-          %z = arith.constant {z} : index
+        stream.executable.export public @{name} workgroups({workload}) -> (index, index, index) {{
+          %x = {x}
+          %y = {y}
+          %z = {z}
           stream.return %x, %y, %z : index, index, index
         }}
         builtin.module {{
-          func.func @{name}({bindings}) {{
+          func.func @{name}({arguments}) {{
             return
           }}
         }}
     }}""")
-    executable.attributes[OPERATIONS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), operations)
+    known = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), operations or 0)
+    executable.attributes[OPERATIONS] = known if operations is not None else ir.UnitAttr.get()
     (function,) = (op for op in inside(executable) if op.name == "func.func")
     body = function.regions[0].blocks[0]
     with ir.InsertionPoint.at_block_terminator(body):
         yield executable, list(body.arguments)
 
 
-def row_of(binding: Any, elements: int, element: ir.Type | None = None) -> Any:
-    """The memory of a binding as a memref of rank 1, of float32 if no element type is given."""
-    kind = ir.MemRefType.get([elements], element or ir.F32Type.get())
-    return stream.binding_subspan(kind, binding, constant(0), [])
+def _count(count: int | PartsOf) -> str:
+    """A number of workgroups as MLIR computes it."""
+    if isinstance(count, int):
+        return f"arith.constant {count} : index"
+    return f"affine.apply affine_map<(d0) -> (d0 ceildiv {count.each})>(%size)"
+
+
+def row_of(binding: Any, elements: Any, element: ir.Type | None = None) -> Any:
+    """The memory of a binding as a memref of rank 1, of float32 if no element type is given.
+
+    Args:
+        binding: the binding.
+        elements: the number of its elements; an index if a launch gives it.
+        element: the type of an element.
+    """
+    known = isinstance(elements, int)
+    kind = ir.MemRefType.get([elements if known else ir.ShapedType.get_dynamic_size()], element or ir.F32Type.get())
+    return stream.binding_subspan(kind, binding, constant(0), [] if known else [elements])

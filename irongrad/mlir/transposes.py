@@ -7,7 +7,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.mlir.linalg import GENERIC, inputs_of
+from irongrad.mlir.linalg import GENERIC, inputs_of, producer_of
 
 # A tensor, and the letters of its dimensions.
 Lettered = tuple[Any, str]
@@ -24,7 +24,8 @@ def copied(operand: Lettered, letters: str, wider: ir.Type | None = None) -> Any
     value, of_value = operand
     sizes = dict(zip(of_value, value.type.shape, strict=True))
     kind = ir.RankedTensorType.get([sizes[x] for x in letters], wider or value.type.element_type)
-    init = ir.Operation.create("tensor.empty", [kind]).result
+    unknown = [size_along(value, of_value.index(x)) for d, x in enumerate(letters) if kind.is_dynamic_dim(d)]
+    init = ir.Operation.create("tensor.empty", [kind], unknown).result
     operation = ir.Operation.create(
         GENERIC,
         [kind],
@@ -43,6 +44,24 @@ def copied(operand: Lettered, letters: str, wider: ir.Type | None = None) -> Any
             element = ir.Operation.create("arith.extf", [wider], [element]).result
         ir.Operation.create("linalg.yield", operands=[element])
     return operation.result
+
+
+def size_along(value: Any, dimension: int) -> Any:
+    """The size of a tensor along an unknown dimension as an index, at the current insertion point.
+
+    An operation that makes the tensor, or its memory, has the size as an operand: tensor.dim would read the tensor.
+    """
+    room = value
+    while (producer_of(room) or "").startswith("linalg."):
+        results = room.owner.results
+        room = room.owner.operands[len(room.owner.operands) - len(results) + ir.OpResult(room).result_number]
+    if producer_of(room) in ("tensor.empty", "tensor.expand_shape"):
+        unknown = sum(room.type.is_dynamic_dim(d) for d in range(len(room.type.shape)))
+        sizes = list(room.owner.operands)[-unknown:]
+        return sizes[sum(room.type.is_dynamic_dim(d) for d in range(dimension))]
+    index = ir.IndexType.get()
+    place = ir.Operation.create("arith.constant", [index], [], {"value": ir.IntegerAttr.get(index, dimension)}).result
+    return ir.Operation.create("tensor.dim", [index], [value, place]).result
 
 
 def summed(operand: Lettered, letters: str) -> Any:
@@ -86,13 +105,14 @@ def _map(loops: str, letters: str) -> ir.AffineMapAttr:
 def split(value: Any, dimension: int, size: int) -> Any:
     """Split a dimension of `value` in two, of which the inner one has `size` elements."""
     shape = list(value.type.shape)
+    unknown = [size_along(value, d) for d in range(len(shape)) if value.type.is_dynamic_dim(d)]
     shape[dimension : dimension + 1] = [shape[dimension] // size, size]
     attributes = {
         "reassociation": _groups(len(shape), dimension),
         "static_output_shape": ir.DenseI64ArrayAttr.get(shape),
     }
     kind = ir.RankedTensorType.get(shape, value.type.element_type)
-    return ir.Operation.create("tensor.expand_shape", [kind], [value], attributes).result
+    return ir.Operation.create("tensor.expand_shape", [kind], [value, *unknown], attributes).result
 
 
 def padded(value: Any, dimension: int, size: int) -> Any:

@@ -24,18 +24,17 @@ from irongrad.runtime.manifest import ForwardValue, MemorySpec
 
 
 def memory_of(
-    graph: StepGraph, interface: Interface, backends: Collection[str], budget: Budget | None = None
+    graph: StepGraph, interface: Interface, usages: Mapping[str, Usage], budget: Budget | None = None
 ) -> MemorySpec:
     """Plan the memory of every entry point of `graph` that computes something at static sizes.
 
     Args:
         graph: the step graph.
         interface: its entry points.
-        backends: the backends to compile for. If they take different memory, the prediction is for a CPU.
+        usages: the result of `usages_of`.
         budget: the budget of entry points that run the backward; None for no limit.
     """
     known = _known(graph)
-    usages = usages_of(graph, backends)
     predicted = {e: _peak_of_chain(chain, usages) for e, chain in _chains(graph, interface).items()}
     joint = known.get("joint")
     values = tuple(_forward_values(joint, usages["joint"].grouping)) if joint is not None else ()
@@ -43,9 +42,14 @@ def memory_of(
 
 
 def usages_of(graph: StepGraph, backends: Collection[str]) -> dict[str, Usage]:
-    """The memory of each function of static sizes; if the backends take different memory, of a CPU."""
+    """The memory of each function of static sizes, on these backends; if they take different memory, on a CPU."""
     found = handovers(graph)
     return {name: _usage(f, found, packed=packs(backends)) for name, f in _known(graph).items()}
+
+
+def usages_of_all(graphs: Mapping[str, StepGraph], backends: Collection[str]) -> dict[str, dict[str, Usage]]:
+    """The memory of the functions of several steps, by the step's name."""
+    return {name: usages_of(graph, backends) for name, graph in graphs.items()}
 
 
 def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> Usage:
@@ -56,11 +60,11 @@ def _usage(function: Function, found: Collection[Handover], *, packed: bool) -> 
 def memory_of_all(
     graphs: Mapping[str, StepGraph],
     interfaces: Mapping[str, Interface],
-    backends: Collection[str],
+    usages: Mapping[str, Mapping[str, Usage]],
     budget: Budget | None = None,
 ) -> MemorySpec:
     """Plan the memory of several steps; arguments as in `memory_of`, by the step's name."""
-    plans = [memory_of(graph, interfaces[name], backends, budget) for name, graph in graphs.items()]
+    plans = [memory_of(graph, interfaces[name], usages[name], budget) for name, graph in graphs.items()]
     predicted = {entry: size for plan in plans for entry, size in plan.predicted.items()}
     limits = {entry: size for plan in plans for entry, size in plan.limits.items()}
     return MemorySpec(plans[0].budget, predicted, tuple(v for plan in plans for v in plan.values), limits)

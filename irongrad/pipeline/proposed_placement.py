@@ -10,7 +10,7 @@ from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.assemble.interface import describe
 from irongrad.pipeline.backend import optimised_function
 from irongrad.pipeline.driver import step_graph
-from irongrad.pipeline.memory_report import memory_of
+from irongrad.pipeline.memory_report import memory_of, usages_of
 from irongrad.pipeline.place.parts import AND, check_parts, parts_of
 from irongrad.pipeline.place.placed_modules import without_loops
 from irongrad.pipeline.place.placed_step import PlacedPart, placed
@@ -140,7 +140,8 @@ def _proposed(step: TrainStep, graph: StepGraph, units: Units, division: Divisio
 def _transients(part: PlacedPart) -> int:
     """The most bytes of intermediate values of any segment, after the passes of the default level."""
     graph, _ = optimised_function(part.graph, part.part.target)
-    return max(memory_of(graph, part.interface, [part.part.target.backend]).predicted.values(), default=0)
+    usages = usages_of(graph, [part.part.target.backend])
+    return max(memory_of(graph, part.interface, usages).predicted.values(), default=0)
 
 
 def _kept(part: PlacedPart) -> int:

@@ -61,7 +61,7 @@ def test_a_barrier_goes_in_and_comes_out_again() -> None:
         assert BARRIER in names(module)
         release(held)
         assert module.operation.verify()
-        assert names(module) - before == Counter({"tensor.dim": 1, "arith.constant": 1})
+        assert names(module) == before
 
 
 def test_a_tensor_of_unknown_size_is_held(tmp_path: Path) -> None:

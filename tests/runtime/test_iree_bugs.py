@@ -17,6 +17,7 @@ from irongrad.pipeline.iree.compile import GATHERED
 from irongrad.runtime.commands import run_module
 from irongrad.runtime.manifest_file import read_manifest
 from irongrad.runtime.parameter_archive import write_archive
+from tests.fixtures.tagger import tagger_step
 
 STARTS = 80
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -179,3 +180,21 @@ def test_the_written_state_starts_every_time(digits_artifact, mode):
     command = [f"--parameter_mode={mode}" if a.startswith("--parameter_mode") else a for a in command]
     runs = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(STARTS))
     assert not [r.stderr for r in runs if r.returncode]
+
+
+@pytest.mark.slow
+def test_a_refused_run_still_hangs_at_exit(tmp_path):
+    """When this fails, refused calls may run on local-task in `irongrad.runtime.golden_plan`, and none has to be rerun.
+
+    The module refuses the size while the device loads the state and converts the hypers.
+    """
+    ig.compile(tagger_step(buckets={"T": [4, 8]}), tmp_path / "tagger", entry_points=["train_step"])
+    inputs = {"x": "3x9xi64=0", "y": "3x9xi64=0"}
+    manifest = read_manifest(tmp_path / "tagger")
+    command = run_module(manifest, tmp_path / "tagger", "train_step", inputs=inputs, device="local-task")
+    for _ in range(4000):
+        try:
+            assert subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 1
+        except subprocess.TimeoutExpired:
+            return
+    pytest.fail("no run hung")

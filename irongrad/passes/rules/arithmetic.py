@@ -42,9 +42,9 @@ def are_alike(x: Any, y: Node) -> bool:
     """Whether two values have one dtype.
 
     The rule x + -y does not hold for mixed dtypes: the negative of an unsigned byte is a large number, which x - y does
-    not subtract.
+    not subtract. A number that is computed from sizes has no dtype.
     """
-    return isinstance(x, Node) and value_of(x).dtype is value_of(y).dtype
+    return isinstance(x, Node) and getattr(value_of(x), "dtype", None) is value_of(y).dtype
 
 
 def is_widening(x: Node, y: Any) -> bool:

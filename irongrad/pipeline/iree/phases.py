@@ -34,6 +34,7 @@ from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_contractions_apart import KeepContractionsApart
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
 from irongrad.passes.module.keep_indices_apart import KeepIndicesApart
+from irongrad.passes.module.keep_operands_apart import KeepOperandsApart
 from irongrad.passes.module.keep_packing_apart import KeepPackingApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
@@ -58,6 +59,7 @@ from irongrad.passes.module.state_in_place import StateInPlace
 from irongrad.passes.module.tile_sums import TileSums
 from irongrad.passes.module.update_early import UpdateEarly
 from irongrad.passes.module.use_microkernels import UseMicrokernels
+from irongrad.passes.module.vector_products import VectorProducts
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.runtime.errors import InternalError, UserError
 
@@ -89,7 +91,9 @@ GLOBAL_OPTIMIZATION = Phase(
         ConvolutionKernels,
         MatmulKernels,
         DrawAtOnce,
+        KeepOperandsApart,
         FuseElementwise,
+        VectorProducts,
         KeepProductsApart,
         KeepContractionsApart,
         KeepReductionsApart,

@@ -14,6 +14,7 @@ _TILES_OF_UNKNOWN_SIZES = (
     "stack allocation size overflows 64 bits",
     "expected no unbounded stack allocations",
     "no basis element may be statically non-positive",
+    "all stack allocations need to be hoisted to the entry block",
     _STACK_LIMIT,
 )
 

@@ -144,6 +144,10 @@ def compiled(
     return seen[1]
 
 
+def mean_square(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
 def sum_of_squares(y: Tensor) -> Tensor:
     return y.float().square().sum()
 
@@ -160,6 +164,45 @@ def test_forms(
     form: Callable[[Tensor, Tensor, Tensor], Tensor], target: str, tmp_path: Path, around_pass: AroundPass
 ) -> None:
     assert kernels_of(Attention((4, 33, 40, 16), form), tmp_path, around_pass, target) == 2
+
+
+class Heads(nn.Module):
+    """Attention of a sequence to itself, `heads` in a sample."""
+
+    def __init__(self, heads: int, form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads, self.form = heads, form
+        self.given, self.result = nn.Linear(24, 72, bias=False), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.given(x.to(self.given.weight.dtype)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.result(self.form(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(("form", "heads"), [(attended, 2), (masked, 1), (causal, 3), (seen_by_most, 2)])
+def test_any_number_of_samples(
+    form: Callable[[Tensor, Tensor, Tensor], Tensor],
+    heads: int,
+    precision: str,
+    target: str,
+    tmp_path: Path,
+    around_pass: AroundPass,
+    trains_as_eager: Callable[..., None],
+) -> None:
+    def batch_of(samples: int) -> dict[str, Tensor]:
+        return {n: torch.randn(samples, 64, 24) for n in "xy"}
+
+    model, sizes, seen = Heads(heads, form), {"x": {0: "B"}, "y": {0: "B"}}, around_pass(AttentionKernels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, mean_square, optimizer, batch_of(5), dynamic=sizes, precision=precision)
+    session = ig.compile(step, tmp_path, target=target, cache=False, entry_points=("train_step", "reset")).load()
+    assert kernels_in(seen[1]) == 2
+    tolerance = 1e-5 if precision == "f32" else 2e-2
+    batches = [batch_of(samples) for samples in (1, 7, 2, 3)]
+    trains_as_eager(session, step, batches, rtol=tolerance, state=(tolerance, tolerance))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import irongrad as ig
-from irongrad.passes.module import specialise_kernels
+from irongrad.passes.module import keep_operands_apart, specialise_kernels
 from irongrad.runtime.errors import ArtifactError
 
 
@@ -37,7 +37,7 @@ def made() -> ig.TrainStep:
 
 def test_a_long_unrolled_loop_trains_as_eager_does(tmp_path: Path) -> None:
     step = made()
-    session = ig.compile(step, tmp_path / "step").load()
+    session = ig.compile(step, tmp_path / "step", entry_points=["train_step"]).load()
     loss = nn.functional.mse_loss(step.model(step.inputs["x"]), step.inputs["y"])
     found = session.train_step(**{n: t.numpy() for n, t in step.inputs.items()})
     np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
@@ -45,5 +45,6 @@ def test_a_long_unrolled_loop_trains_as_eager_does(tmp_path: Path) -> None:
 
 def test_iree_still_limits_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialise_kernels, "_MOST_CONSTANTS", 10000)
+    monkeypatch.setattr(keep_operands_apart, "_MOST", 10000)
     with pytest.raises(ArtifactError, match="constants exceeds limit of 64"):
         ig.compile(made(), tmp_path / "step", cache=False)

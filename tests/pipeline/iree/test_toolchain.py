@@ -19,6 +19,7 @@ from irongrad.operators.decompositions import decomposition_table
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree import tools
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, compile_module, threads_for, without_plugins
+from irongrad.pipeline.iree.remedies import RefusedError, check_remedies
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
 from irongrad.runtime.manifest import EntryPoint
@@ -244,6 +245,20 @@ def test_iree_still_crashes_on_some_products_with_data_tiling():
     compiled = next((c for c in runs if DATA_TILING not in c.manifest.targets[0].flags), None)
     assert compiled is not None
     torch.testing.assert_close(torch.from_numpy(compiled(x.numpy())), function(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "expected no unbounded stack allocations",
+        # two layers of nn.TransformerEncoder with norm_first and a mask of padding, for any batch
+        "'memref.alloca' op all stack allocations need to be hoisted to the entry block of the function",
+    ],
+)
+def test_a_kernel_whose_tiles_iree_rejects_is_compiled_without_data_tiling(message: str):
+    with pytest.raises(RefusedError) as error:
+        check_remedies((DATA_TILING, STACK), failed(message))
+    assert error.value.remedied((DATA_TILING, STACK)) == (STACK,)
 
 
 SELF_EQUALITY = """

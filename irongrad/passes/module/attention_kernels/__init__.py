@@ -30,10 +30,12 @@ class AttentionKernels(ModulePass):
 
     A kernel computes few rows of scores at a time, in memory of one thread. The gradient computes the scores again.
 
+    The number of matrices may be known at run time alone.
+
     IREE computes all others: scores that something else reads, such as attention weights that a model returns, those of
-    unknown sizes, of one matrix, of fewer than four rows, or of so many columns that a thread has no room for four.
-    It computes scores that consist of anything else than products, elementwise code, and sums, maxima and minima of
-    rows. It also computes scores of no more columns than a head has, and, with AMX, products of bfloat16 of which no
+    unknown rows or columns, of one matrix, of fewer than four rows, or of so many columns that a thread has no room for
+    four. It computes scores that consist of anything else than products, elementwise code, and sums, maxima and minima
+    of rows. It also computes scores of no more columns than a head has, and, with AMX, products of bfloat16 of which no
     mask hides a part.
     """
 

@@ -129,6 +129,8 @@ def _made(operation: Any, given: list[Any], values: Mapping[Any, np.ndarray]) ->
     hides = [state == _LEAST for state in given]
     is_large = reduce(np.logical_or, [np.isin(state, (_LEAST, _LARGE)) for state in given], np.asarray(False))
     unknown = np.where(is_large, _LARGE, _ANY)
+    if name == "arith.select":
+        return np.where(given[1] == given[2], given[1], unknown)
     if name == "arith.addf":
         uncovers = (given[0] == _LARGE) | (given[1] == _LARGE)
         return np.where((hides[0] | hides[1]) & ~uncovers, _LEAST, unknown)

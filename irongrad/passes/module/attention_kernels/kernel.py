@@ -218,16 +218,20 @@ class AttentionKernel:
 
     @property
     def groups_of_part(self) -> int:
-        """The most groups of a part: one, unless something is added over rows."""
+        """The most groups of a part: one, unless something is added over rows. Any number of matrices is enough."""
         _, groups, _ = self.group
-        return -(-groups // -(-_PARTS // self.region.sizes.batch)) if self.sums_rows else 1
+        return -(-groups // -(-_PARTS // (self.region.sizes.batch or _PARTS))) if self.sums_rows else 1
 
     @cached_property
     def read(self) -> list[Any]:
         """The tensors that the kernel reads."""
-        of_products = [side.value for p in self.products.values() for side in (p.left, p.right)]
-        values = [*of_products, *(r.other.value for r in self.readers), *self.region.given]
-        return list(dict.fromkeys(values))
+        return list(dict.fromkeys([*(o.value for o in self.operands), *self.region.given]))
+
+    @property
+    def operands(self) -> list[Operand]:
+        """What the products read besides matrices."""
+        of_products = [side for p in self.products.values() for side in (p.left, p.right)]
+        return [*of_products, *(r.other for r in self.readers)]
 
     @property
     def made(self) -> list[ir.Type]:
@@ -243,8 +247,10 @@ class AttentionKernel:
         return [*kinds, *(n.type for n in self.written)]
 
     @property
-    def operations(self) -> int:
-        """The arithmetic operations of the products."""
+    def operations(self) -> int | None:
+        """The arithmetic operations of the products; None for any number of matrices."""
+        if self.region.sizes.batch is None:
+            return None
         sizes = [p.summands for p in self.products.values()] + [r.size for r in self.readers]
         scores = self.region.sizes.batch * self.region.sizes.rows * self.region.sizes.columns
         return 2 * scores * sum(sizes)

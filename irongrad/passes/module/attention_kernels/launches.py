@@ -14,7 +14,8 @@ from irongrad.mlir.constants import Constants
 from irongrad.mlir.halves import is_widened
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.linalg import RESHAPES, producer_of
-from irongrad.mlir.transposes import Lettered, copied, split, summed
+from irongrad.mlir.loop_code import number
+from irongrad.mlir.transposes import Lettered, copied, size_along, split, summed
 from irongrad.passes.module.attention_kernels.hidden import columns_seen
 from irongrad.passes.module.attention_kernels.kernel import (
     AttentionKernel,
@@ -90,7 +91,9 @@ class Launches:
         kernel = _kernel(region, regions, self._width)
         tensors = len(kernel.read) + 1 + len(kernel.made)
         by_amx = self._has_amx and seen is None and any(map(is_widened, region.operands))
-        return kernel.is_possible and tensors <= _MOST_TENSORS and not by_amx
+        is_open = region.sizes.batch is None
+        gives_batch = not is_open or any(not o.value.type.has_static_shape for o in kernel.operands)
+        return kernel.is_possible and gives_batch and tensors <= _MOST_TENSORS and not by_amx
 
     def _launch(
         self, kernel: AttentionKernel, columns: int | None, places: dict[Any, int], new: dict[Any, Any]
@@ -107,7 +110,12 @@ class Launches:
         with last.location, ir.InsertionPoint(last):
             given = [new.get(value, value) for value in kernel.read]
             given += [] if columns is None else [_numbers(columns, kernel.region.sizes.columns)]
-            made = list(flow.DispatchOp(kernel.made, [], self._kernels.entry_point(kernel), given, [], []).results)
+            size = _open_batch(kernel)
+            of_given = [size_along(v, 0) for v in given if not v.type.has_static_shape]
+            of_made = [_outer(kind, i >= len(kernel.readers), *size) for i, kind in enumerate(kernel.made) if size]
+            entry_point = self._kernels.entry_point(kernel)
+            launch = flow.DispatchOp(kernel.made, size, entry_point, [*given, *size], of_given, of_made)
+            made = list(launch.results)
             for i, reader in enumerate(kernel.readers):
                 if len(made[i].type.shape) > len(reader.letters):
                     made[i] = summed((made[i], "p" + reader.letters), reader.letters)
@@ -119,9 +127,24 @@ class Launches:
         new.update(zip(results, made, strict=True))
 
 
-def _name(kernel: AttentionKernel, number: int) -> str:
+def _open_batch(kernel: AttentionKernel) -> list[Any]:
+    """The number of matrices, at the current insertion point, if it is known at run time alone."""
+    if kernel.region.sizes.batch is not None:
+        return []
+    value = next(o.value for o in kernel.operands if not o.value.type.has_static_shape)
+    return [size_along(value, 0)]
+
+
+def _outer(kind: Any, is_of_rows: bool, batch: Any) -> Any:
+    """The first size of a result, given the number of matrices; other dimensions may belong to the batch, too."""
+    inner = math.prod(kind.shape[1:-1]) if is_of_rows else 1
+    return batch if inner == 1 else number(ir.AffineExpr.get_floor_div(ir.AffineExpr.get_dim(0), inner), batch)
+
+
+def _name(kernel: AttentionKernel, count: int) -> str:
     sizes = kernel.region.sizes
-    return f"attention_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}"
+    batch = "D" if sizes.batch is None else sizes.batch
+    return f"attention_{count}_{batch}x{sizes.rows}x{sizes.columns}"
 
 
 def _last(region: Region, places: dict[Any, int]) -> Any:

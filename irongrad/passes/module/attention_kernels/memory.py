@@ -10,7 +10,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref
 
-from irongrad.mlir.loop_code import constant, row_of
+from irongrad.mlir.loop_code import constant, number, row_of
 from irongrad.passes.module.attention_kernels.kernel import AttentionKernel
 
 
@@ -41,11 +41,12 @@ class Memory:
     @classmethod
     def of(cls, kernel: AttentionKernel, bindings: Sequence[Any]) -> Memory:
         """The memory in a function with the arguments `bindings`."""
-        given = len(kernel.read)
-        of_tensors = [*bindings[:given], *bindings[given + kernel.hides :]]
+        given, made = len(kernel.read), len(bindings) - len(kernel.made)
+        size = bindings[made - 1] if kernel.region.sizes.batch is None else None
+        of_tensors = [*bindings[:given], *bindings[made:]]
         kinds = [*(v.type for v in kernel.read), *kernel.made]
         memory = [
-            row_of(b, math.prod(k.shape), _stored_type(k.element_type)) for b, k in zip(of_tensors, kinds, strict=True)
+            row_of(b, _elements(k, size), _stored_type(k.element_type)) for b, k in zip(of_tensors, kinds, strict=True)
         ]
         rows, _, larger = kernel.group
         rows += larger > 0
@@ -57,6 +58,13 @@ class Memory:
         read = dict(zip(kernel.read, memory, strict=False))
         seen = _first_integer(bindings[given]) if kernel.hides else None
         return cls(kernel, read, memory[given:], scores, numbers, matrix, part, seen)
+
+
+def _elements(kind: Any, size: Any) -> Any:
+    """The number of elements of a tensor, or the most it has among `size` matrices."""
+    if kind.has_static_shape:
+        return math.prod(kind.shape)
+    return number(ir.AffineExpr.get_dim(0) * math.prod(kind.shape[1:]), size)
 
 
 def _stored_type(element: ir.Type) -> ir.Type:

@@ -96,11 +96,12 @@ class Row:
         Args:
             loops: for each dimension of a tensor, the loop that runs over it: of `batch`, then the rows, the columns.
             shape: the sizes of these dimensions.
-            batch: the sizes of the dimensions that together are the batch.
+            batch: the sizes of the dimensions that together are the batch; the first one may be unknown.
             column: the column; None for the first one.
         """
         b, f, r, c = (ir.AffineExpr.get_dim(i) for i in range(4))
-        of_batch = [ir.AffineExpr.get_floor_div(b, math.prod(batch[i + 1 :])) % size for i, size in enumerate(batch)]
+        of_batch = [ir.AffineExpr.get_floor_div(b, math.prod(batch[i + 1 :])) for i in range(len(batch))]
+        of_batch[1:] = [n % size for n, size in zip(of_batch[1:], batch[1:], strict=True)]
         indices = [*of_batch, f + r, c]
         expression = fixed(0)
         for i, d in enumerate(loops):

@@ -8,18 +8,22 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, linalg, math
 
-from irongrad.mlir.linalg import GENERIC
+from irongrad.mlir.linalg import GENERIC, is_known_but_first
+from irongrad.mlir.transposes import size_along
 
 SOFTMAX = "linalg.softmax"
 
 
 def is_of_rows(operation: Any) -> bool:
-    """Whether an operation is a softmax of float32 along the last dimension of a tensor of known sizes."""
+    """Whether an operation is a softmax of float32 along the last dimension of a tensor.
+
+    Its sizes are known, besides perhaps that of its first dimension.
+    """
     if operation.name != SOFTMAX:
         return False
     kind = operation.operands[0].type
     last = ir.IntegerAttr(operation.attributes["dimension"]).value == len(kind.shape) - 1
-    return last and kind.has_static_shape and str(kind.element_type) == "f32"
+    return last and is_known_but_first(kind) and str(kind.element_type) == "f32"
 
 
 def in_parts(softmax: Any) -> list[Any]:
@@ -36,21 +40,27 @@ def in_parts(softmax: Any) -> list[Any]:
 
         def reduced(values: Any, begin: float, combine: Callable[[Any, Any], Any]) -> Any:
             number = ir.FloatAttr.get(kind.element_type, begin)
-            room = linalg.fill(arith.constant(kind.element_type, number), outs=[_empty(numbers)])
+            room = linalg.fill(arith.constant(kind.element_type, number), outs=[_empty(numbers, scores)])
             return _generic([values], [whole], room, rows, combine)
 
         largest = reduced(scores, float("-inf"), arith.maximumf)
-        differences = _generic([scores, largest], [whole, rows], _empty(kind), whole, lambda x, m, _: arith.subf(x, m))
-        powers = _generic([differences], [whole], _empty(kind), whole, lambda x, _: math.exp(x))
+        differences = _generic(
+            [scores, largest], [whole, rows], _empty(kind, scores), whole, lambda x, m, _: arith.subf(x, m)
+        )
+        powers = _generic([differences], [whole], _empty(kind, scores), whole, lambda x, _: math.exp(x))
         total = reduced(powers, 0.0, arith.addf)
-        weights = _generic([powers, total], [whole, rows], _empty(kind), whole, lambda x, s, _: arith.divf(x, s))
+        weights = _generic(
+            [powers, total], [whole, rows], _empty(kind, scores), whole, lambda x, s, _: arith.divf(x, s)
+        )
     for use in readers:
         use.owner.operands[use.operand_number] = weights
     return [v.owner.operation for v in (largest, differences, powers, total, weights)]
 
 
-def _empty(kind: ir.Type) -> Any:
-    return ir.Operation.create("tensor.empty", [kind]).result
+def _empty(kind: Any, scores: Any) -> Any:
+    """An empty tensor as large as `scores` along its first dimension."""
+    unknown = [] if kind.has_static_shape else [size_along(scores, 0)]
+    return ir.Operation.create("tensor.empty", [kind], unknown).result
 
 
 def _generic(

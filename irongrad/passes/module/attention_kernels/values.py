@@ -7,13 +7,15 @@ and `d` the dimension of a product that no such matrix has.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from iree.compiler import ir
 
 from irongrad.mlir.letters import dimensions_in, is_zero, lettered_source, zero_padding
-from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise, producer_of
+from irongrad.mlir.linalg import GENERIC, RESHAPES, inputs_of, is_elementwise, is_known_but_first, producer_of
 from irongrad.mlir.transposes import Lettered
 from irongrad.mlir.walk import block_of
 
@@ -32,12 +34,12 @@ class Sizes:
     """The sizes of a batch of matrices of scores.
 
     Attributes:
-        batch: the number of matrices.
+        batch: the number of matrices; None if it is known at run time alone.
         rows: the rows of each.
         columns: the columns of each.
     """
 
-    batch: int
+    batch: int | None
     rows: int
     columns: int
 
@@ -82,7 +84,8 @@ class Reader:
 def sizes_of(matrix: Any) -> Sizes:
     """The sizes of a batch of matrices; the dimensions before the last two count as one."""
     *batch, rows, columns = matrix.type.shape
-    return Sizes(math.prod(batch), rows, columns)
+    is_open = any(matrix.type.is_dynamic_dim(d) for d in range(len(batch)))
+    return Sizes(None if is_open else math.prod(batch), rows, columns)
 
 
 def matrix_of(value: Any) -> Any:
@@ -111,7 +114,7 @@ def scores_of(matrix: Any) -> Scores | None:
     of_left, of_right, of_result = lettered
     names = dict(zip(of_result, "brc", strict=True))
     sides = ["".join(names.get(loop, "d") for loop in loops) for loops in (of_left, of_right)]
-    operands = [lettered_source(v, s) for v, s in zip(list(matrix.owner.operands)[:2], sides, strict=True)]
+    operands = [_read(v, s) for v, s in zip(list(matrix.owner.operands)[:2], sides, strict=True)]
     by_rows = {"r" in s: o for s, o in zip(sides, operands, strict=True)}
     if sorted(map(sorted, sides)) != [sorted("bcd"), sorted("bdr")]:
         return None
@@ -128,19 +131,36 @@ def readers_in(product: Any) -> list[Reader]:
         value, source = lettered_source(product.operands[place], loops)
         names = dict(zip(source, "brc", strict=False))
         sides = ["".join(names.get(loop, "d") for loop in one) for one in lettered]
-        other = lettered_source(product.operands[1 - place], sides[1 - place])
+        other = _read(product.operands[1 - place], sides[1 - place])
         if len(source) == 3 and source[0] == of_result[0] and sides[2][0] == "b":
             found.append(Reader(product, matrix_of(value), other, sides[2]))
     return found
 
 
+def _read(value: Any, letters: str) -> Lettered:
+    """An operand of a product: `lettered_source`, unless a number of matrices that is unknown lies within it."""
+    source, of_source = lettered_source(value, letters)
+    is_read = source.type.has_static_shape or (is_known_but_first(source.type) and of_source[0] == "b")
+    return (source, of_source) if is_read else (value, letters)
+
+
 def _loops_of(product: Any) -> list[str] | None:
-    """A letter for each loop that an operand or the result of a product has; None unless it begins with zeros."""
+    """A letter for each loop that an operand or the result of a product has.
+
+    None unless it begins with zeros, or if another size than the number of matrices is unknown.
+    """
     kinds = [value.type for value in product.operands]
-    known = all(kind.has_static_shape for kind in kinds) and str(kinds[2].element_type) == "f32"
-    if not known or not {str(k.element_type) for k in kinds} <= {"f32", "bf16"} or not is_zero(product.operands[2]):
+    known = str(kinds[2].element_type) == "f32" and is_zero(product.operands[2])
+    if not known or not {str(k.element_type) for k in kinds} <= {"f32", "bf16"}:
         return None
-    return ["".join("wxyz"[d] for d in dimensions_in(m.value)) for m in product.attributes["indexing_maps"]]
+    lettered = ["".join("wxyz"[d] for d in dimensions_in(m.value)) for m in product.attributes["indexing_maps"]]
+    matrices = lettered[2][0] if kinds[2].is_dynamic_dim(0) else ""
+    return lettered if all(_is_open(k, of, matrices) for k, of in zip(kinds, lettered, strict=True)) else None
+
+
+def _is_open(kind: Any, loops: Sequence[Any], first: Any) -> bool:
+    """Whether all sizes of a tensor are known, besides perhaps that of its first dimension, if its loop is `first`."""
+    return kind.has_static_shape or (is_known_but_first(kind) and loops[0] == first)
 
 
 def is_plain(operation: Any) -> bool:
@@ -150,9 +170,12 @@ def is_plain(operation: Any) -> bool:
     *of_inputs, of_result = [m.value for m in operation.attributes["indexing_maps"]]
     block = operation.regions[0].blocks[0]
     body = [op.operation for op in block]
+    kinds, of_whole = [v.type for v in inputs_of(operation)], operation.results[0].type
+    is_open = of_whole.rank > 0 and of_whole.is_dynamic_dim(0)
     return (
-        of_result == ir.AffineMap.get_identity(of_result.n_dims)
-        and all(v.type.has_static_shape for v in (*inputs_of(operation), operation.results[0]))
+        is_known_but_first(of_whole)
+        and of_result == ir.AffineMap.get_identity(of_result.n_dims)
+        and all(map(_is_open, kinds, map(dimensions_in, of_inputs), repeat(0 if is_open else None)))
         and all(_is_ordered(m) for m in of_inputs)
         and not list(block.arguments[-1].uses)
         and all(op.name.startswith(_SCALAR) and not op.regions for op in body[:-1])
@@ -218,7 +241,7 @@ def _reduced(operation: Any) -> Any | None:
     known = first.name in _COMBINERS and len(others) == 1 and list(others[0].operands) == [first.result]
     if not known or {*first.operands} != {*block.arguments} or begins_with(operation) is None:
         return None
-    return tensor if str(tensor.type.element_type) == "f32" and tensor.type.has_static_shape else None
+    return tensor if str(tensor.type.element_type) == "f32" and is_known_but_first(tensor.type) else None
 
 
 def combiner_of(reduction: Any) -> str:

@@ -12,6 +12,7 @@ from iree.compiler.dialects import arith, memref, scf, vector
 
 from irongrad.mlir.loop_code import (
     Lanes,
+    PartsOf,
     constant,
     each,
     fixed,
@@ -34,9 +35,11 @@ _AT_ONCE = (4, 3, 2, 1)
 
 def executable_of(kernel: AttentionKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
-    counts = kernel.parts, kernel.region.sizes.batch, 1
-    tensors = len(kernel.read) + kernel.hides + len(kernel.made)
-    with new_executable(name, counts, tensors, kernel.operations) as (executable, bindings):
+    batch = kernel.region.sizes.batch
+    counts = kernel.parts, PartsOf(1) if batch is None else batch, 1
+    tensors, made = len(kernel.read) + kernel.hides + len(kernel.made), len(kernel.made)
+    of_launch = new_executable(name, counts, tensors, kernel.operations, has_size=batch is None, results=made)
+    with of_launch as (executable, bindings):
         memory = Memory.of(kernel, bindings)
         with each(constant(0), constant(kernel.region.sizes.columns), kernel.block) as column:
             _write_block(memory, column)
@@ -161,7 +164,7 @@ class _Group:
             limit = self._limit(Dimension.SUMMANDS)
             ProductCode(self.count, reader.size, kernel.block, kernel.width, left, right, result, adds, limit).write()
             return
-        of_part = kernel.region.sizes.batch * strides["b"]
+        of_part = (kernel.region.sizes.batch or 0) * strides["b"]  # any number of matrices has one part
         at = number(p * of_part + b * strides["b"] + r * strides["c"], memory.part, memory.matrix, self.column)
         other = self._side(reader.other, "r", "d")
         if reader.of.result == "bcd":

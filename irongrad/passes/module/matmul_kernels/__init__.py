@@ -32,7 +32,7 @@ from irongrad.mlir.linalg import is_elementwise
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.forms import Layout, ProductForm, ProductProblem
-from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks, in_rows, turned
+from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks, in_rows, open_size, turned
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
 from irongrad.passes.module.matmul_kernels.products import Product, Tiles, added_row, packed_by, products_in
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, ProductKernel
@@ -42,7 +42,7 @@ from irongrad.passes.module_pass import ModuleContext, ModulePass
 
 @dataclass(frozen=True)
 class MatmulKernels(ModulePass):
-    """Compute matrix products of known sizes by kernels of our own, on x86-64 with AVX2 or AVX-512.
+    """Compute matrix products by kernels of our own, on x86-64 with AVX2 or AVX-512.
 
     Before:
         %r = linalg.matmul ins(%a, %b : tensor<1024x784xf32>, tensor<784x1024xf32>) outs(%zeros)
@@ -50,8 +50,10 @@ class MatmulKernels(ModulePass):
         %packed = linalg.generic ... %b; %r = flow.dispatch @product_0_1x1024x1024x784::@product_0_...(%a, %packed)
 
     Operands are float32 or half precision. Those of bfloat16 are multiplied as such by AMX or AVX512-BF16. Without
-    these, and if they are float16, they are widened. IREE compiles all other products: small ones, of other types or
-    unknown sizes, and ones that add to a value.
+    these, and if they are float16, they are widened. One size of a product of float32 may be known at run time alone:
+    the batch, the rows, or the summands. Only the batch may come before its dimension in a tensor.
+
+    IREE compiles all other products: small ones, of other types or other unknown sizes, and ones that add to a value.
 
     Attributes:
         forms: descriptions of products, each with the name of the form that was chosen for it by measurement. All other
@@ -92,12 +94,14 @@ class MatmulKernels(ModulePass):
 def forms_in(module: ir.Module) -> dict[ProductProblem, Mapping[str, ProductForm | None]]:
     """The forms of each product of a module for which the pass has several; the first form is the default.
 
-    The products that take the most multiplications in total come first. The module is changed: discard it.
+    The products that take the most multiplications in total come first. The module is changed: discard it. A product
+    with a size that is known at run time alone has its default form.
     """
     tiles = Tiles.of_module(module)
     if tiles is None:
         return {}
-    products = {p: t for p, t in products_in(module, tiles).items() if packed_by(p, t) is None}
+    found = products_in(module, tiles)
+    products = {p: t for p, t in found.items() if packed_by(p, t) is None and not p.open}
     of_problems = {p.problem: p.problem.forms(_default_form(p, t), tiles.of_product(p)) for p, t in products.items()}
     counts = Counter(product.problem for product in products)
     return dict(sorted(of_problems.items(), key=lambda item: -item[0].multiplications * counts[item[0]]))
@@ -109,6 +113,8 @@ def _default_form(product: Product, tile: Tile) -> ProductForm:
 
 def _default_layout(product: Product, tile: Tile) -> Layout:
     """Where the kernel reads the right operand. A copy of what a loop does not change is made once, before the loop."""
+    if product.open in ("b", "k"):
+        return Layout.COPIED if product.open == "k" and product.right[1].endswith("c") else Layout.IN_PLACE
     if product.multiplies_halves or not product.has_blocks_of_columns:
         return Layout.IN_PLACE
     if not product.is_in_loop and Layout.COPIED in product.problem.layouts(tile) and has_few_rows(product.sizes):
@@ -120,14 +126,15 @@ def _chosen_form(product: Product, tile: Tile, tiles: Tiles, chosen: Mapping[str
     """The form that was measured to be the fastest, else the default; None if IREE computes the product."""
     default = _default_form(product, tile)
     name = chosen.get(str(product.problem))
-    if name is None or packed_by(product, tile) is not None:
+    if name is None or product.open or packed_by(product, tile) is not None:
         return default
     return product.problem.form(name, default, tiles.of_product(product))
 
 
 def _name(kernel: ProductKernel, number: int) -> str:
     sizes = kernel.sizes
-    return f"product_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
+    of = {"b": sizes.batch, "r": sizes.rows, "c": sizes.columns, "k": sizes.summands}
+    return f"product_{number}_{'x'.join('D' if x == kernel.open else str(size) for x, size in of.items())}"
 
 
 def _hold_unpacked(module: ir.Module) -> int:
@@ -173,11 +180,15 @@ def _launch(product: Product, form: ProductForm, kernels: Kernels[ProductKernel]
     packing = None if packed is None else packed.packing
     halves = product.multiplies_halves, rounds is not None
     kernel = ProductKernel(
-        of_product, form.tile, left_matrix, right_matrix, bool(row), packing, copies, *halves, form.most
+        *(of_product, form.tile, left_matrix, right_matrix, bool(row), packing, copies, *halves, form.most),
+        open=product.open,
     )
+    tensors = [left, *tensors, *row]
     with last.location, ir.InsertionPoint(last):
-        kinds = [last.results[0].type]
-        launch = flow.DispatchOp(kinds, [], kernels.entry_point(kernel), [left, *tensors, *row], [], [])
+        kind, size = last.results[0].type, open_size(product)
+        of_tensors = [one for t in tensors for one in size if not t.type.has_static_shape]
+        of_result = size if not kind.has_static_shape else []
+        launch = flow.DispatchOp([kind], size, kernels.entry_point(kernel), [*tensors, *size], of_tensors, of_result)
     return list(dict.fromkeys([*replaced, last])), launch.results[0]
 
 

@@ -19,6 +19,10 @@ from irongrad.passes.module.matmul_kernels.chunks import chunks_of
 from irongrad.passes.module.matmul_kernels.forms import ProductProblem
 from irongrad.passes.module.matmul_kernels.packed_weights import HALVES, PackedWeight, packed_weight
 
+# What is assumed of a size that is known at run time alone: the batch, the rows, and the summands. Few rows are assumed
+# so that there are parts for several threads in any case.
+_ASSUMED = {"b": 64, "r": 256, "k": 4096}
+
 
 @dataclass(frozen=True, eq=False)
 class Product:
@@ -39,6 +43,12 @@ class Product:
     right: Lettered
 
     @property
+    def open(self) -> str:
+        """The letter of the size that is known at run time alone, and assumed in `sizes`; empty if there is none."""
+        operands = self.left, self.right
+        return "".join({x for value, letters in operands for x in _unknown(value.type, letters)})
+
+    @property
     def multiplies_halves(self) -> bool:
         """Whether both operands are bfloat16."""
         return {str(value.type.element_type) for value, _ in (self.left, self.right)} == {"bf16"}
@@ -47,7 +57,7 @@ class Product:
     def turns_left(self) -> bool:
         """Whether the left operand is transposed by a copy: its rows are not contiguous in memory, and it is large."""
         letters = self.left[1]
-        if self.multiplies_halves:
+        if self.multiplies_halves or self.open == "k":
             return not letters.endswith("k")
         return not letters.endswith("k") and not (letters.endswith("r") and is_near(self.sizes, letters))
 
@@ -111,7 +121,7 @@ def _product_of(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
     """
     lettered = dimensions_of(operation)
     if lettered is None:
-        return None
+        return _open_product(operation, tiles)
     sizes, of_operands = lettered
     if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
         return product, tile
@@ -127,6 +137,43 @@ def _product_of(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
     return product if packed_by(product, tile) else replace(product, right=_widened(right, operation)), tile
 
 
+def _open_product(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
+    """A product of float32 with one size that is known at run time alone, and the tile of its kernel; None otherwise.
+
+    None also if other dimensions than that of the batch come before it in an operand or in the result, or if both
+    operands are copies for each matrix of a batch of that size.
+    """
+    kinds = [value.type for value in operation.operands]
+    if any(str(kind.element_type) != "f32" for kind in kinds) or not is_zero(operation.operands[2]):
+        return None
+    of_operands = letters_of(operation)
+    left, right = (
+        lettered_source(value, of) for value, of in zip(list(operation.operands)[:2], of_operands, strict=False)
+    )
+    of_kinds = [*zip(kinds, of_operands, strict=True), (left[0].type, left[1]), (right[0].type, right[1])]
+    unknown = {x for kind, of in of_kinds for x in _unknown(kind, of)}
+    letter = "".join(unknown)
+    before = [set(of.partition(letter)[0]) for of in (left[1], right[1], of_operands[2]) if letter in of]
+    if letter not in _ASSUMED or letter not in left[1] + right[1] or not all(x <= {"b"} for x in before):
+        return None
+    sizes = {x: size for kind, of in of_kinds for x, size in zip(of, kind.shape, strict=True)}
+    sizes[letter] = _ASSUMED[letter]
+    product = Product(operation, sizes, left, right)
+    tile = tile_for(sizes, tiles.of_floats)
+    return None if tile is None or packed_by(product, tile) is not None else (product, tile)
+
+
+def _unknown(kind: Any, letters: str) -> set[str]:
+    """The letters of a tensor's dimensions whose size is known at run time alone."""
+    return {x for d, x in enumerate(letters) if kind.is_dynamic_dim(d)}
+
+
+def letters_of(operation: Any) -> list[str]:
+    """The letters of a product's operands and of its result."""
+    letters = "brck" if len(operation.operands[2].type.shape) > 2 else "rck"
+    return ["".join(letters[d] for d in dimensions_in(m.value)) for m in operation.attributes["indexing_maps"]]
+
+
 def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
     """The size of each dimension of a product, by letter, and the letters of its operands and of its result.
 
@@ -139,8 +186,7 @@ def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
         return None
     if not all(kind.has_static_shape for kind in kinds) or not is_zero(room):
         return None
-    letters = "brck" if len(room.type.shape) > 2 else "rck"
-    lettered = ["".join(letters[d] for d in dimensions_in(m.value)) for m in operation.attributes["indexing_maps"]]
+    lettered = letters_of(operation)
     pairs = zip(kinds, lettered, strict=True)
     return {x: size for kind, of in pairs for x, size in zip(of, kind.shape, strict=True)}, lettered
 

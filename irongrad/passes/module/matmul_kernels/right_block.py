@@ -9,7 +9,7 @@ from typing import Any, Self
 from iree.compiler import ir
 from iree.compiler.dialects import memref, vector
 
-from irongrad.mlir.loop_code import constant, each, fixed, least, number, row_of, vector_of
+from irongrad.mlir.loop_code import bounded, constant, each, number, row_of, vector_of
 from irongrad.passes.module.matmul_kernels.squares import transposed
 from irongrad.passes.module.matmul_kernels.tiling import ProductKernel
 from irongrad.passes.module.matmul_kernels.unpacking import Unpacking
@@ -23,18 +23,27 @@ class RightBlock:
         kernel: the kernel.
         operand: the operand as it is stored: a memref of rank 1 of float32, or an `Unpacking`.
         block: float32 memory for `kernel.depth` rows of the columns of one tile.
+        summands: the size of the reduction dimension, if the launch gives it.
     """
 
     kernel: ProductKernel
     operand: Any
     block: Any
+    summands: Any = None
 
     @classmethod
-    def of(cls, kernel: ProductKernel, bindings: Sequence[Any]) -> Self:
-        """The operand in the given bindings; the memory of the block is on the thread's stack."""
-        operand = Unpacking.of(kernel, bindings) if kernel.packing else row_of(bindings[0], kernel.right.elements)
+    def of(cls, kernel: ProductKernel, bindings: Sequence[Any], elements: Any, summands: Any = None) -> Self:
+        """The operand in the given bindings; the memory of the block is on the thread's stack.
+
+        Args:
+            kernel: the kernel.
+            bindings: those of the operand.
+            elements: how many elements the operand has.
+            summands: the size of the reduction dimension, if the launch gives it.
+        """
+        operand = Unpacking.of(kernel, bindings) if kernel.packing else row_of(bindings[0], elements)
         kind = ir.MemRefType.get([kernel.depth * kernel.tile.columns], ir.F32Type.get())
-        return cls(kernel, operand, memref.alloca(kind, [], [], alignment=64))
+        return cls(kernel, operand, memref.alloca(kind, [], [], alignment=64), summands)
 
     def vector_at(self, first: Any, summand: Any, step: int, column: int) -> Any:
         """The vector at `column` of the row `summand + step`, of the block that begins at `first`."""
@@ -51,7 +60,7 @@ class RightBlock:
             first: its first index in the reduction dimension.
         """
         d = ir.AffineExpr.get_dim(0)
-        end = least([d + self.kernel.depth, fixed(self.kernel.sizes.summands)], first)
+        end = bounded(number(d + self.kernel.depth, first), self.kernel.sizes.summands, self.summands)
         if self.kernel.right.outer.one == 1:
             with each(first, end, 1) as summand:
                 self._copy_row(batch, column, first, summand)

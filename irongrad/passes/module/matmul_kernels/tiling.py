@@ -98,6 +98,7 @@ class Matrix:
         outer: the strides along the dimension that is not reduced: rows of the left operand, columns of the right one.
         summand: the strides along the reduction dimension.
         begin: where the first element of the first matrix is; strides of blocks may be negative.
+        batch_is_open: whether the stride between matrices is `batch` times the size that a launch gives.
     """
 
     elements: int
@@ -105,6 +106,7 @@ class Matrix:
     outer: Strides
     summand: Strides
     begin: int = 0
+    batch_is_open: bool = False
 
     def at(self, batch: ir.AffineExpr, outer: ir.AffineExpr) -> ir.AffineExpr:
         """Where the summands of a row or column of one matrix of a batch begin."""
@@ -151,6 +153,8 @@ class ProductKernel:
         pads_right: whether the right operand has zeros behind its columns, up to whole tiles. The last panel then does
             not overlap the one before.
         batch_inside: whether the batch is a dimension of the result between rows and columns.
+        open: the letter of the size that a launch gives: `b`, `r` or `k`; empty if there is none. `sizes` has an
+            assumed one, by which the work is divided.
     """
 
     sizes: MatmulShape
@@ -165,16 +169,23 @@ class ProductKernel:
     most: tuple[int, int] = MOST
     pads_right: bool = False
     batch_inside: bool = False
+    open: str = ""
 
     @property
     def result(self) -> tuple[int, int]:
-        """The strides of the result: between the matrices of a batch, and between rows; in elements."""
+        """The strides of the result: between the matrices of a batch, and between rows; in elements.
+
+        The first one is that of one row of each matrix if a launch gives the number of rows.
+        """
         sizes = self.sizes
-        return (
-            (sizes.columns, sizes.batch * sizes.columns)
-            if self.batch_inside
-            else (sizes.rows * sizes.columns, sizes.columns)
-        )
+        if self.batch_inside:
+            return sizes.columns, sizes.batch * sizes.columns
+        return sizes.columns * (1 if self.open == "r" else sizes.rows), sizes.columns
+
+    @property
+    def result_elements(self) -> int:
+        """The number of elements of the result."""
+        return self.sizes.batch * self.sizes.rows * self.sizes.columns
 
     @property
     def right_tensors(self) -> int:
@@ -200,6 +211,8 @@ class ProductKernel:
     def round(self) -> int:
         """The unroll factor of the innermost loop, along the reduction dimension."""
         summands = self.sizes.summands
+        if self.open == "k":
+            return 1
         if self.stretch is None:
             return 2 if summands % 2 == 0 else 1
         return summands if summands <= _UNROLLED else next(n for n in (4, 3, 2, 5, 7, 1) if self.stretch % n == 0)

@@ -16,10 +16,11 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
 from irongrad.mlir.loop_code import (
+    PartsOf,
+    bounded,
     constant,
     each,
     fixed,
-    least,
     loop,
     new_executable,
     number,
@@ -28,7 +29,16 @@ from irongrad.mlir.loop_code import (
     zeros,
 )
 from irongrad.passes.module.matmul_kernels.pair_code import write_pairs
-from irongrad.passes.module.matmul_kernels.places import Memory, Place, existing, first_column, first_row, left_rows
+from irongrad.passes.module.matmul_kernels.places import (
+    Memory,
+    Place,
+    existing,
+    existing_row,
+    first_column,
+    first_row,
+    left_rows,
+    matrix_in,
+)
 from irongrad.passes.module.matmul_kernels.right_block import RightBlock
 from irongrad.passes.module.matmul_kernels.tiling import LINE, ProductKernel
 
@@ -40,21 +50,36 @@ def executable_of(kernel: ProductKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
     strips, panels = kernel.part
     counts = -(-kernel.panels // panels), -(-kernel.strips // strips), kernel.sizes.batch
+    each = (1, strips * kernel.tile.rows, 1)
+    parts = [PartsOf(n) if x == kernel.open else count for x, n, count in zip("crb", each, counts, strict=True)]
     tensors = 2 + kernel.right_tensors + kernel.adds_row
-    with new_executable(name, counts, tensors, 2 * kernel.sizes.multiplications) as (executable, bindings):
-        left, *others, result = bindings
+    operations = None if kernel.open else 2 * kernel.sizes.multiplications
+    with new_executable(name, parts, tensors, operations, has_size=bool(kernel.open)) as (executable, arguments):
+        left, *others, result = arguments
+        size = others.pop() if kernel.open else None
         right, row = others[: kernel.right_tensors], others[kernel.right_tensors :]
         half = ir.BF16Type.get()
         of_operands, of_result = half if kernel.multiplies_halves else None, half if kernel.is_rounded else None
-        in_place = None if kernel.has_own_block else row_of(right[0], kernel.right.elements, of_operands)
+        of_left = _elements(kernel, kernel.left.elements, "brk" if kernel.left.batch else "rk", size)
+        of_right = _elements(kernel, kernel.right.elements, "bk" if kernel.right.batch else "k", size)
+        in_place = None if kernel.has_own_block else row_of(right[0], of_right, of_operands)
         memory = Memory(
-            row_of(left, kernel.left.elements, of_operands),
-            in_place or RightBlock.of(kernel, right),
+            row_of(left, of_left, of_operands),
+            in_place or RightBlock.of(kernel, right, of_right, size if kernel.open == "k" else None),
             row_of(row[0], kernel.sizes.columns) if row else None,
-            row_of(result, kernel.sizes.batch * kernel.sizes.rows * kernel.sizes.columns, of_result),
+            row_of(result, _elements(kernel, kernel.result_elements, "br", size), of_result),
+            size,
         )
         _write(kernel, memory)
     return executable
+
+
+def _elements(kernel: ProductKernel, assumed: int, letters: str, size: Any) -> Any:
+    """How many elements a tensor with dimensions of these letters has: `assumed`, or an index if the launch says it."""
+    if not kernel.open or kernel.open not in letters:
+        return assumed
+    of = {"b": kernel.sizes.batch, "r": kernel.sizes.rows, "k": kernel.sizes.summands}
+    return number(ir.AffineExpr.get_dim(0) * (assumed // of[kernel.open]), size)
 
 
 def write_strip(kernel: ProductKernel, memory: Memory, row: Any) -> None:
@@ -74,18 +99,28 @@ def write_strip(kernel: ProductKernel, memory: Memory, row: Any) -> None:
 def _write(kernel: ProductKernel, memory: Memory) -> None:
     """Write the code of one workgroup, which computes one part."""
     strips, panels = kernel.part
+    d = ir.AffineExpr.get_dim(0)
     across, down, batch = (hal.interface_workgroup_id(i) for i in range(3))
-    of_panels, of_strips = _share(across, panels, kernel.panels), _share(down, strips, kernel.strips)
+    rows = memory.given(kernel, "r")
+    number_of_strips = None if rows is None else number(ir.AffineExpr.get_ceil_div(d, kernel.tile.rows), rows)
+    of_panels = _share(across, panels, kernel.panels)
+    of_strips = _share(down, strips, kernel.strips, number_of_strips)
     if kernel.multiplies_halves:
         write_pairs(kernel, memory, batch, of_panels, of_strips)
         return
-    over_blocks = each(constant(0), constant(kernel.sizes.summands), kernel.depth)
+    over_blocks = each(constant(0), _end_of_blocks(kernel, memory), kernel.depth)
     with _nested(each(*of_panels, 1), over_blocks, turned=kernel.blocks_first) as (panel, summand):
         column = first_column(kernel, panel)
         if kernel.has_own_block:
-            memory.right.write_block(batch, column, summand)
+            memory.right.write_block(matrix_in(kernel.right, batch, memory.size), column, summand)
         with each(*of_strips, 1) as strip:
             _write_tile(kernel, memory, Place(batch, strip, first_row(kernel, strip), panel, column, summand))
+
+
+def _end_of_blocks(kernel: ProductKernel, memory: Memory) -> Any:
+    """Before which summand blocks begin. There is one block even of no summands, as it writes the result."""
+    given = memory.given(kernel, "k")
+    return constant(kernel.sizes.summands) if given is None else arith.maxui(given, constant(1))
 
 
 @contextmanager
@@ -101,22 +136,19 @@ def _nested(
             yield i, j
 
 
-def _share(part: Any, size: int, count: int) -> tuple[Any, Any]:
-    """The bounds of the part with the index `part`: parts have `size` of all `count` strips or panels."""
+def _share(part: Any, size: int, count: int, given: Any = None) -> tuple[Any, Any]:
+    """The bounds of the part with the index `part`: parts have `size` of all `count` strips or panels.
+
+    `given` is their number if it depends on a size that the launch gives.
+    """
     d = ir.AffineExpr.get_dim(0)
-    return number(d * size, part), least([d * size + size, fixed(count)], part)
+    return number(d * size, part), bounded(number(d * size + size, part), count, given)
 
 
 def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
     """Accumulate one block of the reduction dimension into the results of a tile."""
     tile = kernel.tile
-    b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
-    of_batch, of_row = kernel.result
-    result = b * of_batch + r * of_row + c
-    places = [
-        number(result + (i * of_row + j * tile.width), place.batch, place.row, place.column)
-        for i, j in product(range(tile.rows), range(tile.vectors))
-    ]
+    places = _places_of_results(kernel, memory, place)
     is_first = arith.cmpi(arith.CmpIPredicate.eq, place.summand, constant(0))
     sums = _added(kernel, memory, place, _beginning(kernel, memory, place, is_first))
     if kernel.blocks > 1:  # the blocks before are added last, so that no chain is longer than a block
@@ -125,20 +157,43 @@ def _write_tile(kernel: ProductKernel, memory: Memory, place: Place) -> None:
         ]
         sums = [arith.select(is_first, x, arith.addf(x, y)) for x, y in zip(sums, before, strict=True)]
     for i in range(tile.rows):
-        with _where_owned(kernel, place, i):
+        with _where_owned(kernel, place, i, memory.given(kernel, "r")):
             for n in range(i * tile.vectors, (i + 1) * tile.vectors):
                 _store(kernel, memory.result, sums[n], places[n], place, (n % tile.vectors) * tile.width)
 
 
+def _places_of_results(kernel: ProductKernel, memory: Memory, place: Place) -> list[Any]:
+    """Where each vector of a tile's results is; the last row stands for rows that do not exist."""
+    tile = kernel.tile
+    b, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
+    of_batch, of_row = kernel.result
+    result = b * of_batch + r * of_row + c
+    if kernel.open == "r":
+        rows = [existing_row(kernel, number(b + i, place.row), memory.size) for i in range(tile.rows)]
+        first, columns = arith.muli(place.batch, memory.size), range(0, tile.columns, tile.width)
+        return [number(result + j, first, row, place.column) for row, j in product(rows, columns)]
+    return [
+        number(result + (i * of_row + j * tile.width), place.batch, place.row, place.column)
+        for i, j in product(range(tile.rows), range(tile.vectors))
+    ]
+
+
 @contextmanager
-def _where_owned(kernel: ProductKernel, place: Place, i: int) -> Iterator[None]:
-    """Write code for row `i` of a tile that runs only if the row is not in the strip before."""
+def _where_owned(kernel: ProductKernel, place: Place, i: int, given: Any) -> Iterator[None]:
+    """Write code for row `i` of a tile that runs only if the row is not in the strip before.
+
+    Where the launch has `given` the number of rows, it runs only if the row exists.
+    """
     rows = kernel.tile.rows
-    if kernel.sizes.rows % rows == 0:
+    if given is None and kernel.sizes.rows % rows == 0:
         yield
         return
     d = ir.AffineExpr.get_dim(0)
-    owned = arith.cmpi(arith.CmpIPredicate.uge, number(d + i, place.row), number(d * rows, place.strip))
+    row = number(d + i, place.row)
+    if given is None:
+        owned = arith.cmpi(arith.CmpIPredicate.uge, row, number(d * rows, place.strip))
+    else:
+        owned = arith.cmpi(arith.CmpIPredicate.ult, row, given)
     with ir.InsertionPoint(scf.IfOp(owned).then_block):
         yield
         scf.yield_([])
@@ -183,11 +238,11 @@ def _beginning(kernel: ProductKernel, memory: Memory, place: Place, is_first: An
 
 def _added(kernel: ProductKernel, memory: Memory, place: Place, begun: list[Any]) -> list[Any]:
     """The results after one block of the reduction dimension is added."""
-    rows = left_rows(kernel, place.batch, place.row, kernel.tile.rows)
+    rows = left_rows(kernel, place.batch, place.row, kernel.tile.rows, memory.size)
     if kernel.round == kernel.sizes.summands:
         return _add_round(kernel, memory, place, place.summand, rows, begun)
     d = ir.AffineExpr.get_dim(0)
-    end = least([d + kernel.depth, fixed(kernel.sizes.summands)], place.summand)
+    end = bounded(number(d + kernel.depth, place.summand), kernel.sizes.summands, memory.given(kernel, "k"))
     stretch = kernel.stretch
     if stretch is None:
         return _add_stretch(kernel, memory, place, (place.summand, end), rows, begun)
@@ -253,10 +308,11 @@ def _right_vectors(kernel: ProductKernel, memory: Memory, place: Place, summand:
     if kernel.has_own_block:
         return [memory.right.vector_at(place.summand, summand, step, column) for column in columns]
     b, c, k = (ir.AffineExpr.get_dim(i) for i in range(3))
+    matrix = matrix_in(right, place.batch, memory.size)
 
     def at(step: int, column: int) -> Any:
         expression = right.at(b, c + column) + right.summand.to(k + step)
-        return number(expression, place.batch, place.column, summand)
+        return number(expression, matrix, place.column, summand)
 
     vectors = []
     for column in columns:

@@ -73,7 +73,8 @@ def _shape(kind: ir.RankedTensorType) -> str:
 def operations_inside(executable: Any) -> int | None:
     """The arithmetic operations of one launch of an executable; None if a size is unknown."""
     if OPERATIONS in executable.attributes:
-        return int(ir.IntegerAttr(executable.attributes[OPERATIONS]).value)
+        noted = executable.attributes[OPERATIONS]
+        return int(noted.value) if isinstance(noted, ir.IntegerAttr) else None
     counts = [_operations(op) for op in inside(executable) if op.name.startswith("linalg.")]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

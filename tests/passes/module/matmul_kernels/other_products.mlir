@@ -1,4 +1,5 @@
-// IREE compiles products that are small, not float32 or of unknown size, and those whose sums do not begin at zero.
+// IREE compiles products that are small, not float32, with two sizes or columns known at run time alone, and those whose
+// sums do not begin at zero.
 // RUN: irongrad opt %s --pass matmul-kernels
 // UNCHANGED
 
@@ -23,12 +24,21 @@ util.func public @float64(%a: tensor<128x128xf64>, %b: tensor<128x96xf64>) -> te
       outs(%zeros : tensor<128x96xf64>) -> tensor<128x96xf64>
   util.return %c : tensor<128x96xf64>
 }
-util.func public @unknown(%a: tensor<?x128xf32>, %b: tensor<128x96xf32>, %rows: index) -> tensor<?x96xf32> {
+util.func public @columns(%a: tensor<128x128xf32>, %b: tensor<128x?xf32>, %columns: index) -> tensor<128x?xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty(%columns) : tensor<128x?xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<128x?xf32>) -> tensor<128x?xf32>
+  // CHECK: linalg.matmul
+  %c = linalg.matmul ins(%a, %b : tensor<128x128xf32>, tensor<128x?xf32>)
+      outs(%zeros : tensor<128x?xf32>) -> tensor<128x?xf32>
+  util.return %c : tensor<128x?xf32>
+}
+util.func public @rows_and_summands(%a: tensor<?x?xf32>, %b: tensor<?x96xf32>, %rows: index) -> tensor<?x96xf32> {
   %zero = arith.constant 0.0 : f32
   %empty = tensor.empty(%rows) : tensor<?x96xf32>
   %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<?x96xf32>) -> tensor<?x96xf32>
   // CHECK: linalg.matmul
-  %c = linalg.matmul ins(%a, %b : tensor<?x128xf32>, tensor<128x96xf32>)
+  %c = linalg.matmul ins(%a, %b : tensor<?x?xf32>, tensor<?x96xf32>)
       outs(%zeros : tensor<?x96xf32>) -> tensor<?x96xf32>
   util.return %c : tensor<?x96xf32>
 }
