@@ -43,6 +43,11 @@ class Padded:
         """The number of dimensions."""
         return len(self.layout)
 
+    @property
+    def mT(self) -> Padded:  # noqa: N802 (as that of a tensor)
+        """The matrices of the last two dimensions, transposed."""
+        return self.view(self.tensor.mT, (*self.layout[:-2], self.layout[-1], self.layout[-2]))
+
     def view(self, tensor: Tensor, layout: Layout) -> Padded:
         """`tensor`, a view with exactly the elements of this one; padding stays padding."""
         return replace(self, tensor=tensor, layout=layout)

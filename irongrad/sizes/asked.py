@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from irongrad.sizes.dimensions import is_condition
+from irongrad.sizes.dimensions import canonical, is_condition
 from irongrad.sizes.symbols import names_in
 
 
@@ -20,7 +21,7 @@ class Asked:
 
     Args:
         environment: holds the symbols of the trace.
-        known: conditions on named dimensions that every call satisfies, in their `canonical` form.
+        known: conditions on named dimensions that every call satisfies, in their form by `canonical`.
         always: whether a further condition on named dimensions holds in every call; by default, none is taken to.
     """
 
@@ -36,5 +37,6 @@ class Asked:
         """The conditions asked since the last call of this method that some call may not satisfy."""
         guards, names = self._environment.guards[self._seen :], names_in(self._environment)
         self._seen = len(self._environment.guards)
-        asked = [guard.expr.xreplace(names) for guard in guards if is_condition(guard)]
-        return [c for c in asked if c.canonical not in self._known and not self._always(c)]
+        conditions = (guard.expr.xreplace(names) for guard in guards if is_condition(guard))
+        asked = [part for condition in conditions for part in sympy.And.make_args(condition)]
+        return [c for c in asked if canonical(c) not in self._known and not self._always(c)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeGuard
 from torch.utils._sympy.functions import Mod, PythonMod
@@ -146,7 +147,8 @@ def fixed(names: Sequence[str]) -> str:
     listed = ", ".join(repr(n) for n in names)
     return (
         f"the size of {listed} is in dynamic, but the model or the loss works for that of the example alone. Possible "
-        "causes: a size of 1 that broadcasts, a Python number in a shape, a parameter of that size, a decision (if, "
+        "causes: another input with this size, such as the labels, that dynamic does not name, a size of 1 that "
+        "broadcasts, a Python number in a shape, a parameter of that size, a decision (if, "
         "for, int(), len()) on it, a function of the math module (x.shape[0] ** 0.5 is allowed), or an operator that "
         "PyTorch traces for fixed sizes only. Use x.shape[...] where the size is meant, or leave "
         f"{listed} out of dynamic and buckets"
@@ -200,12 +202,17 @@ def guards_of(inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     conditions = filter(is_condition, environments[0].guards)
     # PyTorch compares remainders of a size by another size to find strides.
     kept = (g for g in conditions if not _has_remainder_by_size(g.expr))
-    return tuple(environments[0].simplify(guard.expr) for guard in kept)
+    return tuple(part for guard in kept for part in sympy.And.make_args(environments[0].simplify(guard.expr)))
 
 
 def _has_remainder_by_size(condition: Any) -> bool:
     remainders = condition.atoms(Mod, PythonMod)
     return isinstance(condition, sympy.Ne) and any(not r.args[1].is_number for r in remainders)
+
+
+def canonical(condition: Any) -> Any:
+    """The form that equal conditions have, however they were asked."""
+    return condition.canonical if isinstance(condition, Relational) else condition
 
 
 def is_condition(guard: Any) -> bool:

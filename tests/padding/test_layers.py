@@ -50,6 +50,37 @@ def _conv2d(h: Tensor) -> Tensor:
     return F.conv2d(_images(h), _WEIGHT.unsqueeze(2).expand(-1, -1, 3, -1), stride=2, padding=1)
 
 
+def _framed(h: Tensor) -> list[Tensor]:
+    row, image, volume = h.unflatten(1, (2, 3)), h.unflatten(1, (1, 2, 3)), h.unflatten(1, (1, 1, 2, 3))
+    padded = [F.pad(x, [1] * 2 * (x.ndim - 2), mode="replicate") for x in (row, image, volume)]
+    return [*padded, F.pad(row, (2, 1), mode="reflect"), F.pad(image, (1, 2, 1, 0), mode="reflect")]
+
+
+def _blocks(h: Tensor) -> list[Tensor]:
+    image = h.unflatten(1, (1, 2, 3)).expand(-1, 4, -1, -1)
+    large = F.pixel_shuffle(image, 2)
+    windows = F.unfold(large, 2, stride=2)
+    return [large, F.pixel_unshuffle(large.sin(), 2), F.channel_shuffle(image * h[:, :4, None, None], 2), windows,
+            F.fold(windows.sin(), (4, 6), 2, stride=2)]  # fmt: skip
+
+
+def _resampled(h: Tensor) -> list[Tensor]:
+    image = h.unflatten(1, (1, 2, 3))
+    modes = ("nearest", "bilinear", "bicubic")
+    points = F.affine_grid(h.unflatten(1, (2, 3)), [h.shape[0], 1, 4, 4], align_corners=False)
+    row = F.interpolate(image.flatten(2), size=4, mode="linear")
+    return [*(F.interpolate(image, size=(3, 5), mode=m) for m in modes), row,
+            F.grid_sample(image, points, align_corners=False)]  # fmt: skip
+
+
+def _matrices(h: Tensor) -> list[Tensor]:
+    a = h[:, :4].clone(memory_format=torch.contiguous_format).unflatten(1, (2, 2))
+    b = a @ a.mT + torch.eye(2, dtype=h.dtype)
+    factors = torch.linalg.qr(a)
+    return [torch.linalg.inv(b), torch.linalg.det(a), torch.logdet(b), torch.linalg.cholesky(b), *factors,
+            torch.linalg.eigvalsh(b), torch.linalg.solve(b, a), torch.linalg.solve(b, h[:, :2])]  # fmt: skip
+
+
 class _Recurrent(nn.Module):
     def __init__(self, kind: str, **options: bool | int) -> None:
         super().__init__()
@@ -58,6 +89,16 @@ class _Recurrent(nn.Module):
     def forward(self, h: Tensor) -> list[Tensor]:
         outputs, last = self.layer(h)
         return [outputs, *(last if isinstance(last, tuple) else (last,))]
+
+
+class _Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(6, 3), nn.GRUCell(3, 3)
+
+    def forward(self, h: Tensor) -> Tensor:
+        out, _ = self.lstm(h[:, 0])
+        return self.gru(out)
 
 
 FUNCTIONS: dict[str, Any] = {
@@ -88,6 +129,21 @@ FUNCTIONS: dict[str, Any] = {
     "gru": (_Recurrent("GRU"), "BTC"),
     "rnn": (_Recurrent("RNN", bidirectional=True), "BTC"),
     "layers of lstm": (_Recurrent("LSTM", num_layers=2), "BTC"),
+    "frames of images": (_framed, "BC"),
+    "blocks of images": (_blocks, "BC"),
+    "resampled images": (_resampled, "BC"),
+    "matrices": (_matrices, "BC"),
+    "diagonals": (
+        lambda h: (
+            (h @ h.mT).diagonal(),
+            h.unflatten(1, (2, 3)).diagonal(1, 1, 2),
+            (h @ h.mT).diagonal(dim1=1, dim2=0).diag(),
+            torch.diag_embed(h.t()),
+            torch.diag_embed(h, 1, 0, 2),
+        ),
+        "BC",
+    ),
+    "cells": (_Cells(), "BTC"),
     "random draws": (lambda h: (F.dropout(h, 0.5), F.dropout(h.flatten(0, 1), 0.5), F.alpha_dropout(h, 0.3)), "BTC"),
     "random tensors": (lambda h: (h * torch.rand_like(h) + torch.randn(*h.shape[:2], 1), F.dropout1d(h, 0.5)), "BTC"),
     "random slopes": (lambda h: F.rrelu(h, training=True), "BTC"),

@@ -31,8 +31,7 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
         return torch.empty_like(x)
     if not all(map(is_known, x.shape)):
         made = torch.softmax(wide, dim)
-        empty = (wide == -math.inf).all(dim, keepdim=True)
-        return torch.where(empty, torch.zeros_like(made), made).to(x.dtype)
+        return torch.where(wide.amax(dim, keepdim=True) == -math.inf, 0.0, made).to(x.dtype)
     largest = wide.amax(dim, keepdim=True)
     empty = largest == -math.inf
     exponential = (wide - torch.where(empty, 0.0, largest)).exp()

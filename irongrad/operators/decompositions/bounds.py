@@ -39,10 +39,10 @@ def _clamp(x: torch.Tensor, min: float | None = None, max: float | None = None) 
 
 
 def _clamp_integers(x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
+    dtype = x.dtype
     for bound in (low, high):
-        if isinstance(bound, float):
-            return aten.clamp.default(x.to(torch.result_type(x, bound)), low, high)
-    return NotImplemented
+        dtype = dtype if bound is None else torch.promote_types(dtype, torch.result_type(x, bound))
+    return NotImplemented if dtype == x.dtype else aten.clamp.default(x.to(dtype), low, high)
 
 
 @decomposes(aten.clamp_min.default)

@@ -1,8 +1,11 @@
-"""Comparisons of a tensor with a number, after both are promoted to one type.
+"""Comparisons and selections, after both operands are promoted to one type.
 
-torch-mlir 20261001 folds such a comparison if the tensor is a constant (`comparisonScaleFolder`). The folder reads the
-elements as if they had the number's type. `zeros(()) > 0` then becomes true, because the elements are floats and the
-number is an integer. The folder also reads a constant `True` as -1.
+torch-mlir 20261001 casts operands of several integer dtypes as if all had the same signedness: it reads a byte above
+127 as negative, and `True` as -1.
+
+It has another fault with a number: it folds the comparison if the tensor is a constant (`comparisonScaleFolder`). The
+folder reads the elements as if they had the number's type. `zeros(()) > 0` then becomes true, because the elements are
+floats and the number is an integer. The folder also reads a constant `True` as -1.
 """
 
 from __future__ import annotations
@@ -36,12 +39,21 @@ def _promoted(operator: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     return compare
 
 
-for _operator in (
-    aten.eq.Scalar,
-    aten.ne.Scalar,
-    aten.lt.Scalar,
-    aten.le.Scalar,
-    aten.gt.Scalar,
-    aten.ge.Scalar,
-):
-    decomposes(_operator)(_promoted(_operator))
+def _in_one_dtype(operator: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+    """The last two arguments of `operator` are cast; a selection has its condition before them."""
+
+    def cast(*args: torch.Tensor) -> torch.Tensor:
+        *condition, x, y = args
+        if x.dtype == y.dtype:
+            return NotImplemented
+        dtype = torch.result_type(x, y)
+        result: torch.Tensor = operator(*condition, x.to(dtype), y.to(dtype))
+        return result
+
+    return cast
+
+
+for _comparison in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge):
+    decomposes(_comparison.Scalar)(_promoted(_comparison.Scalar))
+    decomposes(_comparison.Tensor)(_in_one_dtype(_comparison.Tensor))
+decomposes(aten.where.self)(_in_one_dtype(aten.where.self))

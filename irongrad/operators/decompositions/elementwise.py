@@ -22,6 +22,11 @@ uses_pytorch(
 )
 
 
+@decomposes(aten._neg_view.default)
+def _neg_view(x: torch.Tensor) -> torch.Tensor:
+    return -x
+
+
 @decomposes(aten.rsub.Scalar)
 def _rsub(x: torch.Tensor, other: float, alpha: float = 1) -> torch.Tensor:
     """PyTorch's decomposition turns the number into a tensor, which rounds it to float32 even for a float64 `x`."""

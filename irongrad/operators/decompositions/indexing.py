@@ -7,15 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from irongrad.operators.decompositions.registry import decomposes, keeps
+from irongrad.operators.decompositions.registry import decomposes
 from irongrad.operators.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
 
 # As an index, a tensor of these dtypes is a mask.
 MASKS = (torch.bool, torch.uint8)
-
-keeps(aten.stack.default)  # `stack_scalars_first` looks for it
 
 
 @decomposes(aten.gather.default)

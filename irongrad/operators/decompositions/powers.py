@@ -1,4 +1,4 @@
-"""Powers of real numbers, with the special values of IEEE 754's `pow` (section 9.2), as in C and eager.
+"""Powers of real numbers and integers, with the special values of IEEE 754's `pow` (section 9.2), as in C and eager.
 
 IREE 3.13.0 computes exp(y log x), which is NaN for 0 ** 0, 1 ** inf and every negative x. A power of a negative
 constant is 0 in IREE.
@@ -21,6 +21,8 @@ _FACTORS = 8  # the largest whole exponent that is computed by products
 @decomposes(aten.pow.Tensor_Tensor)
 def _pow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     dtype = torch.result_type(x, y)
+    if _is_integer(dtype):
+        return _power_of_integers(x.to(dtype), y.to(dtype))
     if not dtype.is_floating_point or _is_on_host(x, y, dtype):
         return NotImplemented
     x, y = x.to(dtype), y.to(dtype)
@@ -35,6 +37,8 @@ def _pow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @decomposes(aten.pow.Scalar)
 def _pow_of_number(x: float, y: torch.Tensor) -> torch.Tensor:
     dtype = torch.result_type(x, y)
+    if _is_integer(dtype):
+        return _power_of_integers(int(x), y)
     if not dtype.is_floating_point or _is_on_host(y, y, dtype):
         return NotImplemented
     if x == 1:
@@ -67,6 +71,32 @@ def _pow_of_tensor(x: torch.Tensor, y: float) -> torch.Tensor:
 def _power_of_size(size: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     with undecomposed():
         return aten.pow.Tensor_Tensor(size, y)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _power_of_integers(x: torch.Tensor | int, y: torch.Tensor) -> torch.Tensor:
+    """Multiply the squares of squares that the bits of `y` choose; the product wraps around, as eager's does.
+
+    With a negative exponent the power is 1 divided by a whole number, rounded towards zero.
+    """
+    odd = (y & 1) != 0
+    power = torch.where(odd, x, 1)
+    square = x
+    for bit in range(1, torch.iinfo(y.dtype).bits - 1):
+        square = square * square if isinstance(square, torch.Tensor) else _in_int64(square * square)
+        power = torch.where((y & (1 << bit)) != 0, power * square, power)
+    if isinstance(x, torch.Tensor):
+        inverse = torch.where(x == 1, 1, torch.where(x == -1, torch.where(odd, -1, 1), 0))
+        return torch.where(y < 0, inverse, power).to(y.dtype)
+    return torch.where(y < 0, torch.where(odd, x, 1) if x in (1, -1) else 0, power).to(y.dtype)
+
+
+def _in_int64(number: int) -> int:
+    """`number` as int64 wraps it; of narrower integers the low bits are the same."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _product(x: torch.Tensor, factors: int) -> torch.Tensor:

@@ -45,9 +45,10 @@ def _sum(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Sum chunks of the innermost reduced dimensions, and then the chunks."""
+    if dtype is not None:
+        return aten.sum.dim_IntList(x.to(dtype), dim, keepdim).to(dtype)
     dims = _dims_of(x, dim)
     count = _count(x, dims)
-    x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES and count > 1:
         return aten.sum.dim_IntList(x, dim, keepdim, dtype=torch.float32).to(x.dtype)
     if not x.is_floating_point() or count == 0:
@@ -150,9 +151,10 @@ def _in_chunks(x: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
 def _mean(
     x: torch.Tensor, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
+    if dtype is not None:
+        return aten.mean.dim(x.to(dtype), dim, keepdim)
     dims = _dims_of(x, dim)
     count = _count(x, dims)
-    x = x if dtype is None else x.to(dtype)
     if x.dtype in _HALVES:
         return aten.mean.dim(x.float(), dim, keepdim).to(x.dtype)
     if _is_short(count) and len(dims) < 2:

@@ -8,11 +8,14 @@ and then the last elements of the blocks. Finally each block is combined with th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
+from irongrad.graph.recorder import undecomposed
 from irongrad.operators.decompositions.registry import decomposes
+from irongrad.operators.decompositions.unknown_sizes import example_of, for_every_size, is_known
 
 aten = torch.ops.aten
 
@@ -20,36 +23,57 @@ SHORTEST_SCANNED = 32  # for shorter rows, IREE's serial scan is accurate enough
 BLOCK = 32
 
 _State = tuple[torch.Tensor, ...]
+_Two = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Combine = Callable[[_State, _State], _State]
 
 
 @decomposes(aten.cumsum.default)
 def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return _arithmetic(aten.cumsum.default, torch.add, x, dim, dtype)
+    return _arithmetic(aten.cumsum.default, torch.add, 0, x, dim, dtype)
 
 
 @decomposes(aten.cumprod.default)
 def _cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return _arithmetic(aten.cumprod.default, torch.mul, x, dim, dtype)
+    return _arithmetic(aten.cumprod.default, torch.mul, 1, x, dim, dtype)
 
 
 def _arithmetic(
     op: torch._ops.OpOverload,
-    combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    combine: _Two,
+    neutral: int,
     x: torch.Tensor,
     dim: int,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     wanted = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
     if x.dtype != wanted or dtype is not None:
-        return op(x.to(wanted), dim)
+        return op(x.to(wanted), dim).to(wanted)  # of narrow integers it is int64, whose low bits are the result
     if x.ndim == 0 or x.numel() == 0:
         return x.clone()
     if dim < 0:
         return op(x, dim + x.ndim)
-    if x.shape[dim] < SHORTEST_SCANNED:
+    if example_of(x.shape[dim]) < SHORTEST_SCANNED:
         return NotImplemented
+    if not is_known(x.shape[dim]):
+        return _in_blocks(op, combine, neutral, x, dim)
     return _scan(lambda a, b: (combine(a[0], b[0]),), (x,), dim)[0]
+
+
+def _in_blocks(op: torch._ops.OpOverload, combine: _Two, neutral: int, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Scan a row whose length only a call knows in blocks, and the totals of the blocks in one chain.
+
+    Zeros lengthen the row to whole blocks. They come last, so no element of the result has them in it.
+    """
+    last = x.movedim(dim, -1)
+    length = last.shape[-1]
+    count = (length + BLOCK - 1) // BLOCK
+    with for_every_size(length):
+        whole = aten.constant_pad_nd.default(last, [0, count * BLOCK - length]).unflatten(-1, (count, BLOCK))
+        (blocks,) = _scan_block(lambda a, b: (combine(a[0], b[0]),), (whole,))
+        with undecomposed():
+            totals = op(blocks[..., -1], blocks.ndim - 2)
+        before = torch.cat([torch.full_like(totals[..., :1], neutral), totals[..., :-1]], -1)
+        return combine(before.unsqueeze(-1), blocks).flatten(-2).narrow(-1, 0, length).movedim(-1, dim)
 
 
 @decomposes(aten.cummax.default)
@@ -71,6 +95,8 @@ def _extreme(
     """
     if x.ndim == 0 or x.numel() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    if not is_known(x.shape[dim]):
+        return _extreme_of_each(x, dim, largest=reaches is torch.ge)
 
     def later(one: _State, other: _State) -> _State:
         value, new = one[0], other[0]
@@ -84,11 +110,33 @@ def _extreme(
     return value, index
 
 
+def _extreme_of_each(x: torch.Tensor, dim: int, *, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_extreme`, of a row whose length only a call knows: each element looks at all before it."""
+    last = x.movedim(dim, -1).unsqueeze(-2)
+    places, seen = _seen(last)
+    before = torch.where(seen, last, last[..., :1])  # the first element, which is seen from everywhere, changes nothing
+    value = (before.amax if largest else before.amin)(-1, keepdim=True)
+    alike = last == value
+    if x.is_floating_point():
+        alike = alike | ((last != last) & (value != value))
+    index = torch.where(seen & alike, places, 0).amax(-1)
+    return value.squeeze(-1).movedim(-1, dim), index.movedim(-1, dim)
+
+
+def _seen(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places along the last dimension, and for each place whether a place is it or comes before it."""
+    places = torch.arange(last.shape[-1], device=last.device)
+    return places, places <= places.unsqueeze(-1)
+
+
 @decomposes(aten.logcumsumexp.default)
 def _logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Scan with log(exp(a) + exp(b)), which is associative."""
     if x.ndim == 0 or x.numel() == 0:
         return x.clone()
+    if not is_known(x.shape[dim]):
+        last = x.movedim(dim, -1).unsqueeze(-2)
+        return last.masked_fill(~_seen(last)[1], -math.inf).logsumexp(-1).movedim(-1, dim)
     return _scan(lambda a, b: (_log_add_exp(a[0], b[0]),), (x,), dim)[0]
 
 

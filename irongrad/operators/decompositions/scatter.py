@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from irongrad.operators.decompositions.registry import decomposes
 from irongrad.operators.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
+
+_COMBINING = frozenset({aten.scatter_add.default, aten.scatter_reduce.two})
 
 _Indices = Sequence[torch.Tensor | None]
 
@@ -37,6 +40,10 @@ def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
             return op(x.reshape(-1), 0, index.reshape(-1), *rest, **kwargs).reshape(x.shape)
         if dim < 0:
             return op(x, dim + x.ndim, index, *args, **kwargs)
+        if op in _COMBINING and not x.is_floating_point():
+            combined = _combined_integers(op, x, dim, index, *args, **kwargs)
+            if combined is not NotImplemented:
+                return combined
         if is_known(x.shape[dim]) and x.shape[dim] == 1:
             # IREE 3.13.0 drops a constant that is scattered to a computed index of size 1 (test_special_values.py).
             with undecomposed():
@@ -58,11 +65,30 @@ for _op in (
     _with_dim_at_one(_op)
 
 
+def _combined_integers(
+    op: torch._ops.OpOverload, x: torch.Tensor, dim: int, index: torch.Tensor, source: Any, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Combine booleans as numbers, and round the mean of integers down, as eager does.
+
+    torch-mlir 20261001 adds booleans as numbers of one bit, whose sum 1 + 1 is 0. It rounds a mean towards zero.
+    """
+    if x.dtype == torch.bool:
+        return op(x.long(), dim, index, source.long(), *args, **kwargs).to(torch.bool)
+    if args != ("mean",):
+        return NotImplemented
+    total = op(x, dim, index, source, "sum", **kwargs)
+    own = torch.ones_like(x) if kwargs.get("include_self", True) else torch.zeros_like(x)
+    count = aten.scatter_add.default(own, dim, index, torch.ones_like(source))
+    return torch.div(total, count.clamp(min=1), rounding_mode="floor")
+
+
 @decomposes(aten.index_put.default)
 def _index_put(x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     """The indexed dimensions become the rows of a matrix, the others its columns (numpy, "Advanced indexing")."""
     if any(i is not None and i.dtype in MASKS for i in indices):
         return put_by_mask(x, indices, values, accumulate)
+    if accumulate and x.dtype == torch.bool:
+        return aten.index_put.default(x.long(), indices, values.long(), True).to(torch.bool)
     wide = in_int64(indices)
     if any(a is not b for a, b in zip(wide, indices, strict=True)):
         return aten.index_put.default(x, wide, values, accumulate)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from irongrad.operators.decompositions.registry import decomposes, uses_pytorch
+from irongrad.operators.decompositions.unknown_sizes import for_every_size, is_known
 from irongrad.runtime.errors import UnsupportedOpError
 
 aten = torch.ops.aten
@@ -180,17 +183,48 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> t
         return aten.roll.default(x.reshape(-1), shifts, [0]).reshape(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[dim]
+        if not is_known(size) or not is_known(shift):
+            x = _rolled_by_index(x, shift, dim)
+            continue
         last = shift % size if size else 0
         if last:
             x = torch.cat([x.narrow(dim, size - last, last), x.narrow(dim, 0, size - last)], dim)
     return x
 
 
+def _rolled_by_index(x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
+    """Gather the elements: how many go before the others depends on a size that only a call knows."""
+    size = x.shape[dim]
+    places = torch.remainder(torch.arange(size, device=x.device) - shift, size)
+    return aten.index_select.default(x, dim, places)
+
+
+@decomposes(aten.split_with_sizes.default)
+def _split_with_sizes(x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> Any:
+    """Slice out each part: torch-mlir 20261001 splits into numbers alone, not into sizes that only a call knows."""
+    if all(map(is_known, sizes)):
+        return NotImplemented
+    ends = list(itertools.accumulate(sizes))
+    with for_every_size(x.shape[dim]):
+        return [aten.slice.Tensor(x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
 @decomposes(aten.cat.default)
 def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """Cast to one dtype first: torch-mlir 20261001 reads a byte above 127 as negative if other operands are floats."""
+    return _in_one_dtype(torch.cat, tensors, dim)
+
+
+@decomposes(aten.stack.default)
+def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Cast to one dtype, as `_cat`; stay whole otherwise, because `stack_scalars_first` looks for it."""
+    return _in_one_dtype(torch.stack, tensors, dim)
+
+
+def _in_one_dtype(join: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Cast and join tensors of several dtypes."""
     dtypes = {t.dtype for t in tensors}
     if len(dtypes) == 1:
         return NotImplemented
     dtype = functools.reduce(torch.promote_types, dtypes)
-    return torch.cat([t.to(dtype) for t in tensors], dim)
+    return join([t.to(dtype) for t in tensors], dim)

@@ -3,9 +3,9 @@
 IREE 3.13.0 sorts serially in quadratic time. It also lets two sorts in one step sort a shared index tensor in place:
 inside the loop of `train_steps` the second iteration starts from sorted indices. So nothing here uses IREE's sort.
 
-A short row is sorted by counting, for each element, how many elements come before it. A long row is split into runs.
-Each run is sorted by counting, and runs are merged by rank (R. Cole, "Parallel merge sort", SIAM J. Comput. 17, 1988,
-uses the same ranks).
+A short row, or one of any size, is sorted by counting, for each element, how many elements come before it. A long row
+is split into runs. Each run is sorted by counting, and runs are merged by rank (R. Cole, "Parallel merge sort", SIAM J.
+Comput. 17, 1988, uses the same ranks).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import math
 import torch
 
 from irongrad.operators.decompositions.registry import decomposes
+from irongrad.operators.decompositions.unknown_sizes import is_known
 
 aten = torch.ops.aten
 
@@ -107,7 +108,7 @@ def _at(x: torch.Tensor, dim: int, keepdim: bool, place: int | torch.Tensor) -> 
         if isinstance(place, torch.Tensor)
         else torch.full_like(last[..., :1], place, dtype=torch.int64)
     )
-    if last.shape[-1] <= LONGEST_COUNTED:
+    if _is_counted(last):
         index = _counted(last, wanted, descending=False)
     else:
         index = _order(last, descending=False).gather(-1, wanted)
@@ -124,11 +125,17 @@ def _gathered_along(x: torch.Tensor, dim: int, index: torch.Tensor) -> _Pair:
 # --- orders of the last dimension ---------------------------------------------------------------------------------
 
 
+def _is_counted(x: torch.Tensor) -> bool:
+    """Whether the last dimension is sorted by counting: if it is short, or if only a call knows how long it is."""
+    length = x.shape[-1]
+    return not is_known(length) or length <= LONGEST_COUNTED
+
+
 def _order(x: torch.Tensor, *, descending: bool) -> torch.Tensor:
     """The indices that sort the last dimension stably; NaN is the largest, as in eager."""
-    length = x.shape[-1]
-    if length <= LONGEST_COUNTED:
+    if _is_counted(x):
         return _counted(x, _places(x), descending=descending)
+    length = x.shape[-1]
     runs = 1 << (math.ceil(length / LONGEST_COUNTED) - 1).bit_length()
     run = math.ceil(length / runs)
     padded = _padded(x, runs * run - length, descending=descending)
@@ -147,9 +154,9 @@ def _first(x: torch.Tensor, count: int, *, descending: bool) -> torch.Tensor:
     A long row is split into parts; its first elements are among the first elements of its parts. Equal elements stay in
     the order of their indices, because they do so in the parts.
     """
-    length = x.shape[-1]
-    if length <= LONGEST_COUNTED:
+    if _is_counted(x):
         return _counted(x, _places(x)[:count], descending=descending)
+    length = x.shape[-1]
     part = max(LONGEST_COUNTED, 2 * count)
     if part >= length:
         return _order(x, descending=descending).narrow(-1, 0, count)

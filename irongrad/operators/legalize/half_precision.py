@@ -13,6 +13,7 @@ fuses the casts: a product of two widened bfloat16 matrices becomes a bfloat16 p
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeGuard
 
 import torch
@@ -58,6 +59,24 @@ def is_computed_wider(operator: object, arguments: Any) -> TypeGuard[OpOverload]
         and operator._overloadpacket.__name__ not in _AS_THEY_ARE
         and tree_any(lambda v: isinstance(v, torch.Tensor) and v.dtype in _WIDER, arguments)
     )
+
+
+@cache
+def functional_of(operator: object) -> OpOverload | None:
+    """Return the operator that computes what `operator` writes into its first operand; None if it writes nothing.
+
+    Only ATen's operators `name_` write in this way. One without an operator `name` of the same arguments gives None.
+    """
+    if not isinstance(operator, OpOverload) or operator.namespace != "aten" or not operator._schema.is_mutable:
+        return None
+    name = operator._overloadpacket.__name__
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    overloads = [getattr(packet, o) for o in packet.overloads()] if packet is not None else []
+    return next((o for o in overloads if _arguments(o) == _arguments(operator)), None)
+
+
+def _arguments(operator: OpOverload) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in operator._schema.arguments]
 
 
 def widened(arguments: Any) -> Any:

@@ -23,9 +23,10 @@ from irongrad.graph.recorder import Decomposition, Operator, record
 from irongrad.graph.subgraphs import aliases_allowed, check_control_flow, simplified
 from irongrad.operators.decompositions import decomposition_table, is_ours
 from irongrad.operators.legalize.empty_tensors import fold_empty_tensors
-from irongrad.operators.legalize.half_precision import is_computed_wider, rounded, widened
+from irongrad.operators.legalize.half_precision import functional_of, is_computed_wider, rounded, widened
 from irongrad.operators.legalize.size_numbers import takes_numbers_of_sizes, without_numbers_of_sizes
 from irongrad.operators.legalize.stacked_scalars import stack_scalars_first
+from irongrad.operators.legalize.wrapped_numbers import with_wrapped_numbers
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.symbols import Derived, Dims, Symbols
 
@@ -181,6 +182,10 @@ class Portable(torch.fx.Interpreter):
             args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
+        functional = functional_of(target)
+        if functional is not None and is_computed_wider(functional, (args, kwargs)):
+            return args[0].copy_(self.call_function(functional, args, kwargs))
+        args = with_wrapped_numbers(target, args, self.node.meta.get("val"))
         if is_computed_wider(target, (args, kwargs)):
             result = self._dispatched(target, *widened((args, kwargs)))
             return rounded(target, args, result, self.node.meta["val"])

@@ -17,6 +17,7 @@ FAMILIES = (
     "random",
     "recurrent",
     "reductions",
+    "samples",
     "slices",
     "softmax",
     "sorting",

@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from irongrad.padding.layout import Dim, dim_of, is_padded, size_of, solid
+from irongrad.padding.layout import Dim, Layout, dim_of, is_padded, size_of, solid
 from irongrad.padding.padded import Padded, Padding
 from irongrad.padding.registry import Call, NoRule, aten, rule
 from irongrad.padding.rules.reductions import in_order
@@ -127,6 +127,64 @@ def _triangle(call: Call) -> Padded:
     if isinstance(call["diagonal"], sympy.Basic):
         raise NoRule("with a diagonal that depends on a named dimension has no padding rule")
     return Padded(call.run(), tuple(map(solid, value.layout)))
+
+
+@rule(aten.diagonal.default)
+def _diagonal(call: Call) -> Padded:
+    return Padded(call.run(), _of_diagonal(call, call["self"].layout))
+
+
+@rule(aten.diagonal_scatter.default)
+def _diagonal_scatter(call: Call) -> Padded:
+    value: Padded = call["self"]
+    call.like("src", _of_diagonal(call, value.layout))
+    return Padded(call.run(), tuple(map(solid, value.layout)))
+
+
+@rule(aten.diagonal_backward.default)
+def _diagonal_backward(call: Call) -> Padded:
+    layout = tuple(dim_of(size) for size in call.made[0] or ())
+    call.like("grad_output", _of_diagonal(call, layout))
+    return Padded(call.run(), layout)
+
+
+def _of_diagonal(call: Call, layout: Layout) -> Layout:
+    """The layout of the diagonal of a tensor of this layout.
+
+    Raises:
+        NoRule: the diagonal of the bucket's matrix does not begin with that of the matrix without padding.
+    """
+    pair = [d % len(layout) for d in (call["dim1"], call["dim2"])]
+    one, other = (layout[d] for d in pair)
+    others = tuple(solid(v) for d, v in enumerate(layout) if d not in pair)
+    if not (is_padded(one) or is_padded(other)):
+        rows, columns = (int(size_of(dim)) for dim in (one, other))
+        offset = call["offset"]
+        return (*others, dim_of(max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)))
+    if solid(one) != solid(other) or len(one) > 1:
+        raise NoRule("of a matrix that is not square has no padding rule where it is padded")
+    _is_main(call)
+    return (*others, solid(one))
+
+
+def _is_main(call: Call) -> None:
+    if call["offset"] != 0:
+        raise NoRule("with an offset has no padding rule where the matrix is padded")
+
+
+@rule(aten.diag_embed.default)
+def _diag_embed(call: Call) -> Padded:
+    value: Padded = call["self"]
+    pair = sorted(d % (value.ndim + 1) for d in (call["dim1"], call["dim2"]))
+    layout = list(map(solid, value.layout[:-1]))
+    size = dim_of((call.made[0] or ())[pair[0]])
+    if value.padded(-1):
+        in_order(value, -1)
+        _is_main(call)
+        size = solid(value.layout[-1])
+    for d in pair:
+        layout.insert(d, size)
+    return Padded(call.run(), tuple(layout))
 
 
 @rule(aten.unfold.default)

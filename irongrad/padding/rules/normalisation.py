@@ -182,6 +182,22 @@ def _layer_norm_backward(call: Call) -> list[Padded | None]:
     return _masked(call, (dx.to(x.tensor.dtype), None, None), layouts)
 
 
+@rule(aten._fused_rms_norm.default)
+def _rms_norm(call: Call) -> list[Padded]:
+    """Only a program of evaluation has this operator."""
+    x = call["input"]
+    layout = _solid(x)
+    dims = list(range(x.ndim - len(call["normalized_shape"]), x.ndim))
+    outer = (*layout[: dims[0]], *[dim_of(1)] * len(dims))
+    if not x.padded(dims):
+        return [Padded(r, shape) for r, shape in zip(call.run(), (layout, outer), strict=True)]
+    filled = wide(call.padding.fill(x, 0, dims))
+    eps = torch.finfo(x.tensor.dtype).eps if call["eps"] is None else call["eps"]
+    inverse = torch.rsqrt(filled.square().sum(dims, keepdim=True) / call.padding.count(x, dims) + eps)
+    result = _affine(wide(x.tensor) * inverse, _tensor(call["weight"]), None)
+    return [Padded(result.to(x.tensor.dtype), layout), Padded(inverse, outer)]
+
+
 def _grouped(value: Padded, groups: int) -> Padded:
     """Reshape (batch, channel, …) to (batch, group, channel in the group, …)."""
     batch, channels, *rest = value.layout

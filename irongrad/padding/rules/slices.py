@@ -68,12 +68,12 @@ def _slices_of(call: Call, sizes: list[Any]) -> list[Padded]:
     return [part(call.padding, call["self"], d, at, size) for at, size in zip(starts, sizes, strict=True)]
 
 
-@rule(aten.split_with_sizes.default)
+@rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def _split_with_sizes(call: Call) -> list[Padded]:
     return _slices_of(call, list(call["split_sizes"]))
 
 
-@rule(aten.split.Tensor)
+@rule(aten.split.Tensor, aten.unsafe_split.Tensor)
 def _split(call: Call) -> list[Padded]:
     d = call["dim"] % call["self"].ndim
     return _slices_of(call, [(sizes or ())[d] for sizes in call.made])

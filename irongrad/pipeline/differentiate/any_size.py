@@ -34,7 +34,7 @@ def interpret_any_size(
     Args:
         graph: a captured graph.
         values: its arguments.
-        known: conditions on named dimensions that every call satisfies, in their `canonical` form.
+        known: conditions on named dimensions that every call satisfies, in their form by `canonical`.
 
     Raises:
         UnsupportedOpError: an operator's form depends on a size; names the user's line.

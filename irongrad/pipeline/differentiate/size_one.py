@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.pipeline.differentiate.specialise import Program, padded_shape
 from irongrad.sizes.dimensions import Names
 from irongrad.sizes.expressions import Sizes, symbol
@@ -46,7 +47,8 @@ def two_or_more(program: Program, dimension: str) -> list[Any]:
     def interpret(graph: GraphModule, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return _run(graph, values, program.names, at_one)
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    # PyTorch logs a traceback for an operator that does not run, which is an answer here.
+    with quiet_export(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values = [
             torch.empty(padded_shape(e.shape, names, at_one), dtype=e.dtype)
             for e, names in zip(program.examples, dims, strict=True)

@@ -22,7 +22,7 @@ from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.differentiate.any_size import interpret_any_size
 from irongrad.sizes.asked import Asked
 from irongrad.sizes.buckets import Bucket, open_dimensions
-from irongrad.sizes.dimensions import Names
+from irongrad.sizes.dimensions import Names, canonical
 from irongrad.sizes.expressions import Sizes, in_dimensions, unit_of
 from irongrad.sizes.limits import always_holds, limits_of
 from irongrad.sizes.open import closed, is_padded_size, name_of, open_sizes, opened
@@ -76,7 +76,7 @@ def specialise(program: Program, bucket: Bucket | None) -> tuple[Function, set[A
         UnsupportedOpError: an operator cannot be padded exactly, or cannot be compiled; names the user's line.
     """
     if bucket is None:
-        known = {condition.canonical for condition in captured_conditions(program) if condition.free_symbols}
+        known = {canonical(c) for c in captured_conditions(program) if c.free_symbols}
 
         def plain(*values: torch.Tensor) -> list[torch.Tensor]:
             return list(program.run(partial(interpret_any_size, known=known), *values))
@@ -147,7 +147,7 @@ def _asked(program: Program, bucket: Bucket, values: Sequence[torch.Tensor]) -> 
     conditions = [(c, {name_of(s) for s in c.free_symbols}) for c in captured_conditions(program)]
     known = [c for c, names in conditions if names and not names & bucket.keys()]
     limits = limits_of(known, open_dimensions(program.dynamic, bucket))
-    return Asked(environment, {c.canonical for c in known}, lambda c: always_holds(in_dimensions(c), limits))
+    return Asked(environment, {canonical(c) for c in known}, lambda c: always_holds(in_dimensions(c), limits))
 
 
 def padding_in(

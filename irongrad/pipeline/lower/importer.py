@@ -13,6 +13,7 @@ from irongrad.pipeline.lower.control_flow import ControlFlowImporter
 from irongrad.pipeline.lower.literals import InlineLiterals
 from irongrad.pipeline.lower.reshapes import joined_and_split
 from irongrad.pipeline.lower.routes import Lowered, lower
+from irongrad.pipeline.lower.scatters import written_to_copies
 from irongrad.pipeline.lower.source_locations import PortableImporter
 from irongrad.pipeline.lower.stablehlo import for_stablehlo
 from irongrad.runtime.errors import ToolchainError, UserError
@@ -51,6 +52,7 @@ def import_functions(graph: StepGraph, scratch: Path, route: str = "linalg") -> 
     for name, function in graph.functions.items():
         try:
             whole = joined_and_split(function.graph) if function.of_any_size else function.graph
+            whole = written_to_copies(whole)
             imported = importer.import_function(whole.graph, name, graph.prefix)
             # Equal symbols mean equal sizes, and no symbolic size broadcasts, so the compiled code need not check that.
             imported.attributes[_STRICT] = ir.UnitAttr.get(context=context)

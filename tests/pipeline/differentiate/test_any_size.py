@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,19 @@ def test_fewer_rows_than_the_model_takes_are_refused(rows: int):
     assert limits.smallest == {"B": rows}
 
 
+def test_a_trial_of_a_size_that_an_operator_does_not_take_logs_nothing(monkeypatch: pytest.MonkeyPatch):
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", said.append)
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [handler])
+    model = nn.Sequential(nn.Linear(3, 3), _Applied(lambda x: x.topk(2, 0)[0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = {"x": torch.randn(5, 3)}
+    step = ig.TrainStep(model, lambda h: h.square().mean(), optimizer, inputs, dynamic={"x": {0: "B"}})
+    assert step_graph(step).limits.smallest == {"B": 2}
+    assert not said
+
+
 def test_a_fallback_needs_buckets_and_sizes_beyond_them():
     with pytest.raises(CaptureError, match="the step has no buckets"):
         tagger_step(bucket_fallback="dynamic")
@@ -268,22 +282,69 @@ class _NormOverSteps(nn.Module):
         return nn.functional.layer_norm(steps, steps.shape[1:]).amax(1)
 
 
-def test_a_norm_over_a_dynamic_dimension_trains_at_every_size(tmp_path: Path):
-    """Its sums are over whole blocks of 64 and a rest, and the blocks of the rest are empty at every size."""
+class _Mixture(nn.Module):
+    """Experts whose weighted sum is an einsum of three operands; opt-einsum orders their products by size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(3, 4), nn.Parameter(torch.randn(4, 3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bst,bsd,tdh->bh", self.router(x).softmax(-1), x / x.shape[1], self.experts)
+
+
+class _Moved(nn.Module):
+    """Rolls, splits, sorts and scans along dimensions of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        b, t = h.shape[:2]
+        h = h.roll((1, -2), (0, 1)) * h + h.roll(t // 2, 1)
+        first, second = torch.cat([h, h.sin()]).chunk(2)
+        h = first.sort(1, descending=True)[0] + second[second[:, 0, 0].argsort()] + h.median(1, keepdim=True)[0]
+        sums = h.cumsum(1) / t + (h > 0).cumsum(0) / b + h.logcumsumexp(0)
+        return (sums + h.cummax(1)[0] * h.cummin(0)[0]).mean(1).tanh()
+
+
+class _Placed(nn.Module):
+    """Weighs steps by their places, and samples an image at points that are computed for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = (
+            torch.linspace(-1, 1, x.shape[1], dtype=x.dtype).unsqueeze(1)
+            + (x.shape[1] - torch.arange(x.shape[1])[:, None]) / 8
+        )
+        h = (self.linear(x) * places).mean(1)
+        image = h.view(-1, 1, 2, 3)
+        grid = nn.functional.affine_grid(h.view(-1, 2, 3), [*image.shape[:2], 2, 2], align_corners=False)
+        return nn.functional.grid_sample(image, grid, align_corners=False).flatten(1)
+
+
+@pytest.mark.parametrize("model", [_NormOverSteps, _Mixture, _Moved, _Placed])
+def test_a_model_trains_at_every_size(model: type[nn.Module], tmp_path: Path):
+    """The sums of a norm are over whole blocks of 64 and a rest, and the blocks of the rest are empty at every size."""
     torch.manual_seed(0)
-    model = _NormOverSteps()
-    loss, optimizer = nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1)
+    eager = model()
+    loss, optimizer = nn.functional.mse_loss, torch.optim.SGD(eager.parameters(), lr=0.1)
     inputs = {"x": torch.randn(2, 5, 3), "y": torch.randn(2, 4)}
-    step = ig.TrainStep(model, loss, optimizer, inputs, dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B"}})
+    step = ig.TrainStep(eager, loss, optimizer, inputs, dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B"}})
     session = ig.compile(step, tmp_path, entry_points=["train_step"]).load()
     for b, t in [(2, 5), (1, 1), (3, 2), (2, 33), (1, 70)]:
         x, y = torch.randn(b, t, 3), torch.randn(b, 4)
         optimizer.zero_grad()
-        wanted = loss(model(x), y)
+        wanted = loss(eager(x), y)
         wanted.backward()
         optimizer.step()
         np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), wanted.item(), rtol=1e-4)
-    for name, parameter in model.named_parameters():
+    for name, parameter in eager.named_parameters():
         np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-3, atol=1e-4)
 
 
@@ -337,6 +398,29 @@ def test_loops_of_the_model_take_sizes_of_one(make: Callable[[], nn.Module], tmp
         step.optimizer.step()
         np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), wanted.item(), rtol=1e-5)
     assert session.manifest.sizes == {"B": (1, 4 if make is not _Map else None), "T": (1, None)}
+
+
+def test_both_halves_of_a_dimension_are_slices_of_any_size():
+    """PyTorch asks for several conditions at once there."""
+
+    def step(x: Tensor) -> Tensor:
+        half = x.shape[0] // 2
+        return torch.cat([x[:half] * 2, x[half:]])
+
+    model = nn.Sequential(nn.Linear(3, 3), _Applied(step))
+    inputs = {"x": torch.randn(5, 3)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = ig.TrainStep(model, lambda h: h.square().mean(), optimizer, inputs, dynamic={"x": {0: "B"}})
+    assert step_graph(made).limits.largest == {}
+
+
+class _Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 @pytest.mark.parametrize("test", [lambda size: size > 1, lambda size: size != 1])
