@@ -102,7 +102,9 @@ def _counts(lowerings: tuple[Lowering, ...]) -> dict[str, int]:
 
 
 def _print_lowerings(about: Mapping[str, Any]) -> None:
-    """Print a table of the operators of a report, from its JSON."""
+    """Print a table of the operators of a report, from its JSON; nothing if none was found."""
+    if not about["lowerings"]:
+        return
     table = Table("phase", "operator", "calls", "lowered as", box=None)
     phases = [row["phase"] for row in about["lowerings"]]
     for row, previous in zip(about["lowerings"], ["", *phases], strict=False):
@@ -126,4 +128,7 @@ def _print_refused(report: Report) -> None:
 
 def _is_said(refusal: Refusal, message: str) -> bool:
     """Whether an error's message names the line and the reason of a refusal."""
-    return refusal.line in message and refusal.reason.removeprefix("cannot be compiled: ") in message
+    from irongrad.diagnostics.refusals import UNKNOWN
+
+    at_line = refusal.line == UNKNOWN or refusal.line in message
+    return at_line and refusal.reason.removeprefix("cannot be compiled: ") in message

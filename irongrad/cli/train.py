@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from irongrad.cli.train_plan import Asked, Plan, planned, quiet
 from irongrad.cli.train_progress import Display
 from irongrad.distributed.sync_text import FORMS
 from irongrad.runtime.nonfinite import CHOICES
-from irongrad.training.events import Callback, EpochEnded, Evaluated, JsonLines
+from irongrad.training.events import Callback, EpochEnded, Evaluated, Event, JsonLines, Saved
 from irongrad.training.loop import Result, train
 from irongrad.training.mlflow import MLflow
 from irongrad.training.schedule_text import NAMES
@@ -61,7 +63,7 @@ Example:
     help="Samples in a step: the compiled number, or a multiple of it, which is accumulated. Where the number varies, "
     "any; by default that of the largest bucket, or 32.",
 )
-@click.option("--lr", type=float, help="Learning rate; the compiled default otherwise.")
+@click.option("--lr", type=click.FloatRange(min=0), help="Learning rate; the compiled default otherwise.")
 @click.option(
     "--schedule",
     metavar="NAME[:OPTION=VALUE,…]",
@@ -147,11 +149,39 @@ def _run(asked: Asked, plan: Plan, *, says: bool = True) -> int:
         console.print(
             f"each step accumulates {plan.factor} batches of {plan.batch}; BatchNorm sees {plan.batch} at a time"
         )
-    with ExitStack() as opened:
-        result = _trained(plan, asked, _callbacks(asked, plan, opened))
+    written: list[Saved] = []
+    with _interrupt_explained(asked, written, says=says), ExitStack() as opened:
+        callbacks = _callbacks(asked, plan, opened)
+        callbacks.append(partial(_note_saved, written))
+        result = _trained(plan, asked, callbacks)
     if says:
+        if result.step == plan.start.step and not asked.as_json:
+            console.print(f"nothing was left to train: the run is at step {result.step} already")
         _report(result, asked.checkpoint, asked.eval_every, asked.as_json)
     return _STOPPED if result.reason == SIGTERM else 0
+
+
+def _note_saved(written: list[Saved], event: Event) -> None:
+    """Keep the latest checkpoint that a run has written."""
+    if isinstance(event, Saved):
+        written[:] = [event]
+
+
+@contextmanager
+def _interrupt_explained(asked: Asked, written: Sequence[Saved], *, says: bool) -> Iterator[None]:
+    """After Ctrl-C, say which checkpoint the run can go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if says and asked.checkpoint is not None:
+            click.echo(_where_it_stands(asked.checkpoint, written), err=True)
+        raise
+
+
+def _where_it_stands(checkpoint: Path, written: Sequence[Saved]) -> str:
+    if not written:
+        return "no checkpoint was written yet: --save-every writes one every so many steps, and SIGTERM one at once"
+    return f"{checkpoint} has the state after {written[-1].step} steps: --resume {checkpoint} goes on from there"
 
 
 def _callbacks(asked: Asked, plan: Plan, opened: ExitStack) -> list[Callback]:

@@ -65,6 +65,21 @@ _MESSAGES: tuple[tuple[str, str], ...] = (
     ),
 )
 
+# What to do after a message of PyTorch's about the kinds and values of tensors, by a pattern that it matches.
+_WAYS_OUT: tuple[tuple[str, str], ...] = (
+    (r"(?i)\bdouble\b", "Arrays of NumPy are float64 by default: convert the input, such as x.float()"),
+    (r"\bLong\b", "Class labels and indices are int64: convert the input, such as y.long()"),
+    (
+        r"(?i)out of (bounds|range)",
+        "Class labels are below the number of the model's outputs, and ids below the number of an embedding's rows",
+    ),
+    (
+        r"must be Tensor, not \w",
+        "Is it what the model returns? Then take the tensor out in a loss function of your own, such as "
+        "lambda output, y: cross_entropy(output['logits'], y)",
+    ),
+)
+
 DECISION = (
     "a Python decision (if, while, assert, bool(), int(), float()) depends on the value of a tensor, which is not "
     "known at compile time. Write it with torch.where(condition, a, b), a mask, or torch.cond"
@@ -87,6 +102,13 @@ def capture_error(error: Exception, module: object, line: str = "") -> UserError
     if refused := refused_at_capture(error):
         return UnsupportedOpError(f"{place}\n  {refused}")
     return CaptureError(f"{place}\n  {by_values(error) or _advice(type(error).__name__, str(error).strip())}")
+
+
+def eager_error(error: Exception, module: object) -> CaptureError:
+    """Return the error for a step that eager PyTorch refuses on its example inputs, such as an index out of range."""
+    said = str(error).partition("\n")[0][:LONGEST]
+    failed = _with_way_out(f"eager fails on the example inputs: {type(error).__name__}: {said}")
+    return CaptureError(f"{place_of(error, module)}\n  {failed}")
 
 
 def by_values(error: Exception) -> str:
@@ -113,4 +135,10 @@ def _advice(kind: str, text: str) -> str:
             return advice
     if "were assigned during export" in text:
         return f"{first}. Register it with self.register_buffer(...) and update it in place, or return it"
-    return f"the step could not be captured: {kind}: {first}"
+    return _with_way_out(f"the step could not be captured: {kind}: {first}")
+
+
+def _with_way_out(message: str) -> str:
+    """A message of PyTorch's, and what to do, if that is known."""
+    known = next((advice for pattern, advice in _WAYS_OUT if re.search(pattern, message)), "")
+    return f"{message.rstrip('.')}. {known}" if known else message

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from irongrad.runtime.errors import UnsupportedOpError, UserError
 
 MOST = 10  # the most refusals in one message
+UNKNOWN = "(line unknown)"  # stands for the line of a refusal that has none
 
 # A message begins with the line and its source, followed by a line break; or with the line only.
 _PLACED = re.compile(r"(?P<line>\S+:\d+(?:: [^\n]*)?|\([^\n]*\))\n\s*(?P<rest>.*)", re.DOTALL)
@@ -112,7 +113,7 @@ def unsupported(found: Sequence[Refusal]) -> UnsupportedOpError:
     return UnsupportedOpError(f"{len(found)} operators cannot be compiled:{''.join(rows)}{more}")
 
 
-def refusal_of(error: UserError, line: str = "(line unknown)") -> Refusal:
+def refusal_of(error: UserError, line: str = UNKNOWN) -> Refusal:
     """Split the message of `error` into a refusal; `line` is its place, unless the message says so itself."""
     text = str(error)
     if placed := _PLACED.fullmatch(text) or _DEFINED.fullmatch(text):

@@ -34,7 +34,8 @@ def _folders(*paths: str | Path) -> tuple[str, ...]:
 _OURS = _folders(PACKAGE, Path(torch.__file__).parent)
 _PACKAGES = _folders(*(sysconfig.get_paths()[k] for k in ("purelib", "platlib")))
 _STANDARD = _folders(*(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib")))
-_LIBRARIES = (*_PACKAGES, *_STANDARD)
+_SCRIPTS = _folders(sysconfig.get_path("scripts"))  # commands of installed packages, such as `irongrad` itself
+_LIBRARIES = (*_PACKAGES, *_STANDARD, *(f"{folder}/" for folder in _SCRIPTS))
 _LAYERS = str(Path(torch.__file__).parent / "nn")
 # The files that call the user's code: the model and the loss, functions, and optimizers.
 _CALLERS = (
@@ -52,7 +53,7 @@ _LOCATED = re.compile(r"\S*:\d+: |\(\w")  # a message that begins with a line, o
 
 
 def is_user_file(path: str) -> bool:
-    """Whether `path` is neither of PyTorch, IronGrad, the standard library nor another installed package."""
+    """Whether `path` is neither of PyTorch, IronGrad, the standard library nor of an installed package."""
     return not path.startswith("<") and not path.startswith(_OURS) and not path.startswith(_LIBRARIES)
 
 

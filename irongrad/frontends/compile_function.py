@@ -51,6 +51,7 @@ from irongrad.pipeline.capture.selected_rows import refuse_selected
 from irongrad.pipeline.capture.without_value_reads import ValueFree
 from irongrad.pipeline.guards.function_indices import function_indices, guarded
 from irongrad.pipeline.iree.compile_cached import compile_once
+from irongrad.pipeline.memory_report import usages_of
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import Spread, Values
@@ -147,7 +148,9 @@ def _compiled(
         with scratch_directory() as scratch:
             module = portable_function(graph, interface, scratch)
             compiled = compile_once(default_store() if cache else None, module, chosen, scratch)
-            record = step_record({"": traced}, {"": graph}, {"": interface}, (), [chosen.backend])
+            record = step_record(
+                {"": traced}, {"": graph}, {"": interface}, (), {"": usages_of(graph, [chosen.backend])}
+            )
             origin = Origin([target], passes, function=FunctionSpec(flat.arguments, flat.result), record=record)
             initial = write_state(module, scratch)
             artifact = package(module, [compiled], origin, expected, initial, directory / "artifact")

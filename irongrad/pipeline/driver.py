@@ -50,7 +50,7 @@ from irongrad.pipeline.memory_budget import (
     check_limits,
     tightened,
 )
-from irongrad.pipeline.memory_report import limits_of_all, memory_of_all
+from irongrad.pipeline.memory_report import limits_of_all, memory_of_all, usages_of_all
 from irongrad.pipeline.optimizer.sharded_update import sharded
 from irongrad.pipeline.options import Options, check_choices, make_options
 from irongrad.pipeline.oracle.alternating_steps import Alternation
@@ -281,20 +281,21 @@ def _compiled(
     with first() as runs:
         while True:
             budget = budget_of(passes, run.records)
-            planned = partial(memory_of_all, graphs, interfaces, options.backends, budget)
+            planned = partial(memory_of_all, graphs, interfaces, budget=budget)
             try:
                 parts = [Part(_imported(run, name, graph, scratch), interfaces[name]) for name, graph in graphs.items()]
                 run.part = ""
                 module: AssembledModule = stage("assemble", assembled, parts)
             except StoppedEarly:  # so iree-compile does not run, and the plan cannot run beside it
-                run.memory = planned()
+                run.memory = planned(usages_of_all(graphs, options.backends))
                 raise
             check = partial(check_limits, limits_of_all(graphs, interfaces, budget))
             # iree-compile is a separate process that does not keep every core busy.
             with ThreadPoolExecutor(1, "compile") as beside:
                 compiling = beside.submit(compiled, module, targets, scratch, check)
                 compiling.add_done_callback(lambda _: runs.alone())
-                run.memory = planned()
+                usages = usages_of_all(graphs, options.backends)
+                run.memory = planned(usages)
                 if not reached:
                     initial = write_state(module, scratch)
                     expected: AllExpected = stage("oracle", runs.result)
@@ -302,7 +303,7 @@ def _compiled(
                         # As much as the verification needs, on the core that iree-compile leaves idle.
                         clear_early(initial.stat().st_size + max(run.memory.predicted.values(), default=0))
                 try:
-                    record = step_record(wholes, graphs, interfaces, run.records, options.backends)
+                    record = step_record(wholes, graphs, interfaces, run.records, usages)
                     return _Compiled(passes, module, stage("compile", compiling.result), expected, initial, record)
                 except OverBudgetError as over:
                     reached.append(over.allocated)
@@ -347,13 +348,14 @@ def _compiled_parts(
         run.part = ""
         graphs = {part.part.name: part.graph for part in cut.parts}
         own = {part.part.name: part.interface for part in cut.parts}
-        run.memory = memory_of_all(optimised, own, options.backends)
+        usages = usages_of_all(optimised, options.backends)
+        run.memory = memory_of_all(optimised, own, usages)
         pairs = [*zip(modules.values(), options.targets, strict=True)]
         runs.alone()
         expected: AllExpected = stage("oracle", runs.result)
         compiled = partial(compile_each, options.module_cache, observer_of=run.note_module_pass)
         targets = stage("compile", compiled, pairs, scratch)
-        record = step_record(graphs, optimised, own, run.records, options.backends)
+        record = step_record(graphs, optimised, own, run.records, usages)
     program = PlacedModules(whole, without_loops(interfaces[name]), cut.placement, modules)
     return _Compiled(options.passes, program, targets, expected, write_state(program, scratch), record)
 

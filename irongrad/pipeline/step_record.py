@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,6 @@ from irongrad.memory_model.node_costs import flops, has_flops
 from irongrad.passes import PassRecord
 from irongrad.passes.recompute import is_recomputed
 from irongrad.pipeline.assemble.interface import Interface, chain_of
-from irongrad.pipeline.memory_report import usages_of
 from irongrad.sizes.buckets import smallest
 from irongrad.sizes.symbols import has_symbols
 from irongrad.step.varying_sizes import sizes_in
@@ -55,7 +54,7 @@ def step_record(
     optimised: Mapping[str, StepGraph],
     interfaces: Mapping[str, Interface],
     passes: Sequence[PassRecord],
-    backends: Iterable[str],
+    usages: Mapping[str, Mapping[str, Usage]],
 ) -> Analysis:
     """Record a step, without its targets.
 
@@ -64,7 +63,7 @@ def step_record(
         optimised: the same after the passes.
         interfaces: their entry points.
         passes: the record of each pass on each function.
-        backends: the backends that the memory is planned for.
+        usages: the memory of each function of static sizes, by the step's name.
     """
     table = _Table()
     operators = [
@@ -73,11 +72,10 @@ def step_record(
         for name, function in graph.functions.items()
         for operator in _operators(function.graph.graph, name, graph.prefix, table)
     ]
-    backends = tuple(backends)
     timelines = [
         _timeline(name, graph.prefix, used, table)
-        for graph in optimised.values()
-        for name, used in usages_of(graph, backends).items()
+        for step, graph in optimised.items()
+        for name, used in usages[step].items()
     ]
     changes = tuple(PassChange(r.name, r.function, *r.nodes, counts=dict(r.stats)) for r in passes if r.changed)
     chains = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from irongrad.runtime.arrays import Array
-from irongrad.runtime.checkpoint import BASE
+from irongrad.runtime.checkpoint import BASE, some_of_each
 from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import Manifest, StateSpec
 from irongrad.runtime.safetensors_file import Header, read_arrays
@@ -110,12 +110,13 @@ def _check_settings(folder: Path, theirs: dict[str, Any], ours: dict[str, Any]) 
 
 
 def _check_tensors(folder: Path, arrays: dict[str, Array], wanted: dict[str, StateSpec]) -> None:
-    problems = [f"{n} is missing" for n in wanted if n not in arrays]
-    problems += [f"{n} is unknown" for n in arrays if n not in wanted]
+    missing = [f"{n} is missing" for n in wanted if n not in arrays]
+    unknown = [f"{n} is unknown" for n in arrays if n not in wanted]
+    others = []
     for name, spec in wanted.items():
         if name in arrays and (arrays[name].shape, arrays[name].dtype.name) != (spec.shape, spec.dtype):
             array = arrays[name]
-            problems.append(f"{name} is {array.dtype.name}{list(array.shape)}, not {spec.dtype}{list(spec.shape)}")
-    if problems:
-        more = f", and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise ArtifactError(f"{folder} is another adapter than the artifact's: {'; '.join(problems[:4])}{more}")
+            others.append(f"{name} is {array.dtype.name}{list(array.shape)}, not {spec.dtype}{list(spec.shape)}")
+    if missing or unknown or others:
+        problems = some_of_each(missing, unknown, others)
+        raise ArtifactError(f"{folder} is another adapter than the artifact's: {problems}")

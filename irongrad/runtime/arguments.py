@@ -17,6 +17,7 @@ from irongrad.runtime.errors import GuardError, UserError
 from irongrad.runtime.manifest import EntryPoint, Manifest, TensorSpec
 from irongrad.runtime.safetensors_file import numpy_dtype
 
+_LIMITS = ("clip_grad_norm", "clip_grad_value")
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
@@ -29,7 +30,9 @@ def take(given: dict[str, Any], name: str, entry: EntryPoint) -> Any:
     try:
         return given.pop(name)
     except KeyError:
-        raise GuardError(f"{entry.symbol}: the input {name!r} is missing; expected {entry.signature}") from None
+        unknown = [n for n in given if n not in {s.name for s in entry.inputs} and not is_hyper(n, entry)]
+        other = f", and there is no argument {unknown[0]!r}" if unknown else ""
+        raise GuardError(f"{entry.symbol}: the input {name!r} is missing{other}; expected {entry.signature}") from None
 
 
 def refuse_leftovers(given: Mapping[str, Any], entry: EntryPoint, manifest: Manifest) -> None:
@@ -71,7 +74,7 @@ def check_finite(entry: EntryPoint, inputs: Sequence[Any]) -> None:
 
 def infinite_hypers(manifest: Manifest) -> frozenset[str]:
     """Return the hyperparameters that may be infinite: limits of gradients, and those that are by default."""
-    return frozenset({"clip_grad_norm", "clip_grad_value", *(h.name for h in manifest.hypers if isinf(h.default))})
+    return frozenset({*_LIMITS, *(h.name for h in manifest.hypers if isinf(h.default))})
 
 
 def per_step(entry: EntryPoint, inputs: Sequence[Any], hypers: Sequence[Any], infinite: Container[str]) -> list[Array]:
@@ -93,7 +96,7 @@ def as_number(entry: EntryPoint, name: str, value: Any, infinite: Container[str]
     Raises:
         GuardError: it is not a number, or NaN.
     """
-    if type(value) is float and isfinite(value):  # nearly every call; an array takes 2 microseconds
+    if type(value) is float and isfinite(value) and value > 0:  # nearly every call; an array takes 2 microseconds
         return value
     array = _hypers(entry, name, value, infinite)
     if array.size != 1:
@@ -121,6 +124,8 @@ def _hypers(entry: EntryPoint, name: str, value: Any, infinite: Container[str]) 
         raise GuardError(
             f"{entry.symbol}: {name}{where} is {array[bad][0] if array.ndim else array}: it must be finite"
         )
+    if name in _LIMITS and (array <= 0).any():
+        raise GuardError(f"{entry.symbol}: {name} is {array.min():g}: it must be positive; inf turns clipping off")
     return array
 
 

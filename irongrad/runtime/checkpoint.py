@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,8 @@ ARTIFACT, FINITE, BASE = "artifact", "finite", "base"
 # What the names of tensors begin with that are no state: the moving averages of parameters during training.
 AVERAGE = "ema/"
 OUTER = "outer/"  # the momentum of an outer optimizer (`irongrad.distributed`)
+
+_SHOWN = 4  # of the problems of a state that does not fit
 
 
 def write(
@@ -229,6 +232,9 @@ def _counters(manifest: Manifest) -> set[str]:
 _STEP = "optimizer/step/"
 
 
+# What a message calls arrays that come from no file.
+GIVEN = "the given state"
+
 # What the names of the state that only updates read begin with.
 _OF_UPDATES = ("optimizer/", "scaler/")
 
@@ -251,18 +257,27 @@ def _compare(
     wanted: dict[str, StateSpec] = {s.name: s for s in manifest.state}
     aliases = {a for s in manifest.state for a in s.aliases}
     unused = {n for n in found if n.startswith((AVERAGE, OUTER, *(() if _updates(manifest) else _OF_UPDATES)))}
-    problems = [f"{n} is missing" for n in wanted if n not in found and n not in optional]
-    problems += [f"{n} is unknown" for n in found if n not in wanted and n not in aliases and n not in unused]
+    unknown = [f"{n} is unknown" for n in found if n not in wanted and n not in aliases and n not in unused]
+    others = []
     for name, spec in wanted.items():
         for key in (name, *spec.aliases):
             if key in found and found[key] != (spec.shape, spec.dtype):
                 shape, dtype = found[key]
-                problems.append(f"{key} is {dtype}{list(shape)}, the step has {spec.dtype}{list(spec.shape)}")
-    if problems:
-        more = f", and {len(problems) - 4} more" if len(problems) > 4 else ""
+                others.append(f"{key} is {dtype}{list(shape)}, the step has {spec.dtype}{list(spec.shape)}")
+    missing = [f"{n} is missing" for n in wanted if n not in found and n not in optional]
+    if unknown or others or missing:
+        advice = "" if unknown or others or source != GIVEN else ". To replace some tensors alone, use update_state"
         raise ArtifactError(
-            f"{source} does not fit this step (another model or optimizer?): {'; '.join(problems[:4])}{more}"
+            f"{source} does not fit this step (another model or optimizer?): "
+            f"{some_of_each(unknown, others, missing)}{advice}"
         )
+
+
+def some_of_each(*kinds: Sequence[str]) -> str:
+    """The first problems of each kind, of which a long list of another hides none, and how many more there are."""
+    problems = [p for row in zip_longest(*kinds) for p in row if p is not None]
+    more = f", and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return f"{'; '.join(problems[:_SHOWN])}{more}"
 
 
 def from_bytes(raw: Mapping[str, Array], manifest: Manifest) -> dict[str, Array]:

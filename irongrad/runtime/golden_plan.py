@@ -251,9 +251,9 @@ class _Planner:
         refusal: str = "",
     ) -> None:
         device = self._device
-        if device is None and not point.outputs and self._target.device == "local-task":
-            # IREE 3.13.0 does not wait for a call without results, and local-task may then hang at exit (one run in
-            # 1500).
+        if device is None and self._target.device == "local-task" and (refusal or not point.outputs):
+            # IREE 3.13.0 does not wait for a call that fails or has no results, and local-task may then hang at exit
+            # (one run in 300 or 1500).
             device = "local-sync"
         command = run_module(
             self._whole,

@@ -31,7 +31,16 @@ _IRPA, _SAFETENSORS = "irpa", "safetensors"
 
 def refused_call(entry: EntryPoint, why: str) -> GuardError:
     """The error of a call that the module refuses, for the reason `why`."""
-    return GuardError(f"{entry.symbol}: {why}; expected {entry.signature}", why)
+    return GuardError(f"{entry.symbol}: {why}{_conversion(entry, why)}; expected {entry.signature}", why)
+
+
+def _conversion(entry: EntryPoint, why: str) -> str:
+    """How to convert the input that is refused for its dtype; NumPy has no bfloat16 of its own."""
+    name, mismatch, _ = why.partition(" element type mismatch")
+    spec = next((s for s in entry.inputs if s.name == name), None)
+    if not mismatch or spec is None or spec.dtype == "bfloat16":
+        return ""
+    return f"; convert it: {name}.astype({spec.dtype!r})"
 
 
 class LoadedModule:
@@ -223,7 +232,8 @@ class LoadedModule:
         self._refuse_unusable()
         arguments = ireert.VmVariantList(len(values))
         inputs = [as_input(entry, spec, value) for spec, value in zip(entry.inputs, values, strict=False)]
-        for value in (*inputs, *values[len(inputs) :]):
+        names = (*(spec.name for spec in entry.inputs), *entry.hypers)
+        for name, value in zip(names, (*inputs, *values[len(inputs) :]), strict=False):
             if isinstance(value, float):
                 arguments.push_float(value)
             elif isinstance(value, ireert.DeviceArray):
@@ -231,7 +241,7 @@ class LoadedModule:
             elif isinstance(value, ireert.HalBufferView):
                 arguments.push_ref(value)
             else:
-                arguments.push_ref(self._buffer_view(value))
+                arguments.push_ref(self._buffer_view(value, f"{entry.symbol}: {name}: "))
         results = ireert.VmVariantList(len(entry.outputs))
         try:
             invoke(self._context, self.driver, self._function(entry.symbol), arguments, results)
@@ -248,13 +258,15 @@ class LoadedModule:
             self._functions[name] = self._module.lookup_function(name)
         return self._functions[name]
 
-    def _buffer_view(self, array: Any) -> Any:
+    def _buffer_view(self, array: Any, place: str = "") -> Any:
+        """The array on the device; `place` begins the message of its refusal."""
         host = as_array(array)
         try:
             return to_device(self._device, host)
         except TypeError:
             raise GuardError(
-                f"{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be an input"
+                f"{place}{str(array)[:60]!r} is no array of numbers (its dtype is {host.dtype.str}), so it cannot be "
+                "an input"
             ) from None
 
     def to_host(self, view: Any, spec: TensorSpec, *, copies: bool = True) -> Array:

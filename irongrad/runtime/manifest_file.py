@@ -65,7 +65,12 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
         data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        raise ArtifactError(
+            f"{directory} is not an IronGrad artifact: it is a file, and an artifact is the directory that 'irongrad "
+            "compile' wrote"
+        ) from None
+    except FileNotFoundError:
         raise ArtifactError(
             f"{directory} is not an IronGrad artifact: it has no {MANIFEST}. Make one with 'irongrad compile "
             f"FILE:FUNCTION -o {directory}'"

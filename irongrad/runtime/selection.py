@@ -31,9 +31,10 @@ def choose_target(manifest: Manifest, directory: Path, name: str | None, device:
         return found
     fitting = [t for t in manifest.targets if device is None or _same_driver(t.device, device)]
     if not fitting:
+        listed = ", ".join(dict.fromkeys(f"{t.name} for {_devices(t)}" for t in manifest.targets))
         raise ArtifactError(
-            f"{directory} has no target for the device {device!r}; it has {names}. Add one: irongrad rebuild "
-            f"{directory} --target …"
+            f"{directory} has no target for the device {device!r}; it has {listed}. 'irongrad targets' lists the "
+            f"devices of this machine. For another one add a target: irongrad rebuild {directory} --target …"
         )
     reasons = {t.name: why_not(t, directory, device or t.device) for t in fitting}
     runnable = next((t for t in fitting if not reasons[t.name]), None)
@@ -102,6 +103,11 @@ def _covers(certificate: Certificate, device: Device) -> bool:
     if not _same_driver(certificate.device, device.uri):
         return False
     return is_local(device.uri) or (certificate.name, certificate.driver) == (device.name, device.driver)
+
+
+def _devices(target: TargetSpec) -> str:
+    """The devices that run a target, as `load` takes them."""
+    return "local-task or local-sync" if is_local(target.device) else driver_of(target.device)
 
 
 def _same_driver(one: str, other: str) -> bool:

@@ -366,7 +366,7 @@ class Session:
                 state is unchanged.
         """
         refuse_no_mapping(state, "a state")
-        self._replace(state, "the given state", absent)
+        self._replace(state, checkpoints.GIVEN, absent)
 
     def update_state(self, arrays: Mapping[str, Array]) -> None:
         """Replace the tensors that are given, whichever they are, and keep all others.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -72,6 +73,18 @@ def _check_model(model: Any) -> None:
                 f"{f'{path}.{name}'.removeprefix('.')!r} of the model was made under torch.inference_mode, and "
                 "autograd does not take such a tensor. Make it outside, or under torch.no_grad"
             )
+
+
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """Refuse limits of gradients that are no positive numbers: zero would stop training, and -1 would reverse it.
+
+    Raises:
+        CaptureError: with the argument and its value.
+    """
+    for name, limit in limits.items():
+        is_number = isinstance(limit, Real) and not isinstance(limit, bool)
+        if limit is not None and not (is_number and float(limit) > 0):
+            raise CaptureError(f"{name} is {limit!r}; it must be a positive number. Without clipping, leave it out")
 
 
 def check_modules(modules: Any, model: nn.Module) -> None:

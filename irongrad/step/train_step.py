@@ -19,7 +19,7 @@ from irongrad.runtime.notebook_table import notebook_table
 from irongrad.sizes.buckets import Bucket, combinations
 from irongrad.sizes.constraints import conditions_of
 from irongrad.step.after_step import AfterStep, after_steps_of
-from irongrad.step.argument_checks import check_kinds, check_modules, outside_inference
+from irongrad.step.argument_checks import check_kinds, check_limits, check_modules, outside_inference
 from irongrad.step.call import Call, call_between
 from irongrad.step.carry import Carry, carry_of
 from irongrad.step.entries import Entry, entries_of, examples_of
@@ -147,12 +147,13 @@ class TrainStep:
                     raise CaptureError(f"{field_name} names {name!r}, which is not in inputs {list(self.inputs)}")
         if self.loss_inputs is not None and self.loss is None:
             raise CaptureError("loss_inputs names inputs of the loss, and the model computes its own loss")
-        if not 0 <= self.seed < 2**63:
-            raise CaptureError(f"seed is {self.seed}; it must be an integer from 0 to 2**63 - 1")
+        if not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
+            raise CaptureError(f"seed is {self.seed!r}; it must be an integer from 0 to 2**63 - 1")
         if self.precision not in PRECISIONS:
             raise CaptureError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
         call_of(self).check(self.model, self.loss)
         _check_optimizers(self)
+        check_limits({name: getattr(self, name) for name in ("clip_grad_norm", "clip_grad_value")})
         _check_loss_scale(self)
         _check_accumulate(self)
         _check_dynamic(self)

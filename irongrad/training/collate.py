@@ -115,7 +115,10 @@ class Padded:
 def _array(spec: TensorSpec, sample: Mapping[str, Any]) -> Array:
     """An input of one sample as an array of the input's dtype."""
     if spec.name not in sample:
-        raise GuardError(f"a sample has no {spec.name!r}; it has {', '.join(map(str, sample))}")
+        raise GuardError(
+            f"a sample has no {spec.name!r}; it has {', '.join(map(str, sample))}. If it tells data from padding: "
+            f"Padded(..., mask={spec.name!r})"
+        )
     try:
         array = np.asarray(sample[spec.name])
     except (TypeError, ValueError, RuntimeError) as error:  # lists of different lengths, tensors on a GPU

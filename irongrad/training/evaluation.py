@@ -75,6 +75,17 @@ class InOrder:
                 yield {n: a[start:stop] for n, a in arrays.items()}
 
 
+def refuse_unknown_monitor(session: Session, evaluation: Evaluation) -> None:
+    """Refuse to monitor what the step does not return, before anything is trained.
+
+    Raises:
+        UserError: names the values that it returns.
+    """
+    returned = [output.name for output in session.entry("eval_step").outputs]
+    if evaluation.monitor not in returned:
+        raise UserError(f"evaluation: there is no value {evaluation.monitor!r}; the step returns {', '.join(returned)}")
+
+
 def evaluate(session: Session, batches: Iterable[Batch]) -> Reported:
     """Return the mean evaluation loss over all samples, and the means of the values beside it.
 
@@ -100,15 +111,9 @@ class Monitor:
         self.best, self.reference, self.waited = start.best, start.reference, start.waited
 
     def improved(self, means: Reported) -> bool:
-        """Take the result of an evaluation; return whether it is the best so far. NaN never is.
-
-        Raises:
-            UserError: the value to compare is not among the results.
-        """
+        """Take the result of an evaluation; return whether it is the best so far. NaN never is."""
         wanted = self._evaluation
         assert wanted is not None
-        if wanted.monitor not in means:
-            raise UserError(f"evaluation: there is no value {wanted.monitor!r}; the step returns {', '.join(means)}")
         value = means[wanted.monitor]
         if self._better(value, self.reference, wanted.min_delta):
             self.reference, self.waited = value, 0

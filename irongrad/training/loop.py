@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from irongrad.runtime.arguments import check_whole
 from irongrad.runtime.errors import GuardError, RankLostError, UserError
 from irongrad.training.average import MovingAverage
-from irongrad.training.evaluation import Evaluation, Monitor, evaluate
+from irongrad.training.evaluation import Evaluation, Monitor, evaluate, refuse_unknown_monitor
 from irongrad.training.events import Callback, Ended, EpochEnded, Evaluated, Event, Recorder, Saved, Started, Stepped
 from irongrad.training.means import Batch, Reported, mean_of, reported, samples_in, values_of
 from irongrad.training.position import Position, position_of
@@ -184,6 +184,8 @@ class _Run:
         self._rates = compiled_rates(session.manifest)
         if self._keep_best and evaluation is None:
             raise UserError("the best checkpoint is that of the best evaluation: give data to evaluate")
+        if evaluation is not None:
+            refuse_unknown_monitor(session, evaluation)
 
     def to_end(self, start: Position, epochs: int | None, steps: int | None) -> Result:
         """Train from `start` on; see `train`."""

@@ -217,7 +217,9 @@ def stacked(samples: Sequence[Mapping[str, Any]]) -> Batch:
         try:
             batch[name] = np.stack([np.asarray(sample[name]) for sample in samples])
         except (ValueError, KeyError) as error:
-            raise GuardError(f"{name}: the samples of a batch differ ({error}); give a collate function") from None
+            raise GuardError(
+                f"{name}: the samples of a batch differ ({error}); give a collate function, such as Padded"
+            ) from None
     return batch
 
 

@@ -329,6 +329,18 @@ def test_check_finds_every_refusal_at_once(project):
     assert [r["operator"] for r in report["lowerings"] if r["how"] == "refused" and r["phase"] == "forward"]
 
 
+def test_check_says_a_refusal_without_a_line_once(tmp_path):
+    (tmp_path / "frozen.py").write_text(
+        "import torch\nimport irongrad as ig\n\n\ndef make_step():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(3, 2)).requires_grad_(False)\n"
+        "    optimizer = torch.optim.SGD(model.parameters())\n"
+        "    return ig.TrainStep(model, lambda y: y.sum(), optimizer, {'x': torch.ones(4, 3)})\n"
+    )
+    text = irongrad_here("check", f"{tmp_path / 'frozen.py'}:make_step", code=2)
+    assert text.count("every parameter of the model is frozen") == 1
+    assert "lowered as" not in text  # no operator was found
+
+
 def test_check_reports_failed_captures_and_unknown_targets(project):
     assert f"step.py:{line_of('at fault')}" in irongrad_here("check", f"{project / 'step.py'}:make_branch", code=2)
     assert "did you mean" in irongrad_here("check", f"{project / 'step.py'}:make_step", "--target", "llvm", code=2)

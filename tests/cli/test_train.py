@@ -24,7 +24,7 @@ from irongrad.runtime import Session
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.safetensors_file import read_arrays
 from irongrad.training import schedules
-from irongrad.training.events import Started, Stepped
+from irongrad.training.events import Event, Started, Stepped
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ REFUSED = {
     "--keep-best --validation DATA": "--keep-best needs --checkpoint",
     "--keep-best --checkpoint NEW": "--keep-best needs --validation",
     "--fresh": "--fresh needs --resume",
-    "--validation DATA --monitor accuracy": "there is no value 'accuracy'; the step returns loss",
+    "--validation DATA --monitor accuracy --checkpoint NEW --save-every 1": "no value 'accuracy'; the step returns",
     "--validation DATA --min-delta -1": "min_delta is -1.0: it must be a number of 0 or more",
 }
 
@@ -124,6 +124,21 @@ def test_steps_end_and_resume_a_run_in_the_middle_of_an_epoch(mlp_artifact: Path
         run(mlp_artifact, data, "--resume", rest)
     report = run(mlp_artifact, data, "--resume", rest, "--fresh", "--schedule", "linear")
     assert report["epochs"][0]["steps"] == 20
+
+
+def test_a_run_that_is_over_says_so(mlp_artifact: Path, data: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    run(mlp_artifact, data, "--steps", 3, "--checkpoint", state)
+    options = ["--data", str(data), "--steps", "2", "--resume", str(state)]
+    shown = CliRunner().invoke(command, [str(mlp_artifact), *options])
+    assert "nothing was left to train: the run is at step 3 already" in shown.output
+    assert shown.exit_code == 0
+
+
+def test_a_negative_rate_is_refused(mlp_artifact: Path, data: Path) -> None:
+    """It would make the loss as large as it can, as PyTorch's optimizers refuse to."""
+    shown = CliRunner().invoke(command, [str(mlp_artifact), "--data", str(data), "--lr", "-0.1"])
+    assert "-0.1 is not in the range x>=0" in shown.output
 
 
 def test_evaluations_best_and_last_checkpoints(mlp_artifact: Path, data: Path, tmp_path: Path) -> None:
@@ -199,6 +214,31 @@ def test_sigterm_writes_the_checkpoint_and_exits_with_143(mlp_artifact: Path, da
     run(mlp_artifact, data, "--steps", steps, "--checkpoint", whole)
     assert whole.read_bytes() == path.read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"data.npz", path.name, log.name, whole.name}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--save-every", "2", "--epochs", "9"], "state.safetensors has the state after 6 steps: --resume "),
+        (["--epochs", "9"], "no checkpoint was written yet: --save-every"),
+    ],
+)
+def test_an_interrupt_says_from_where_to_go_on(
+    mlp_artifact: Path, data: Path, tmp_path: Path, options: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = Display.__call__
+
+    def interrupted(display: Display, event: Event) -> None:
+        show(display, event)
+        if isinstance(event, Stepped) and event.step == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "__call__", interrupted)
+    state = tmp_path / "state.safetensors"
+    shown = CliRunner().invoke(command, [str(mlp_artifact), "--data", str(data), "--checkpoint", str(state), *options])
+    assert told in shown.stderr
+    assert shown.exit_code == 1
+    assert state.exists() == ("--save-every" in options)
 
 
 def test_shards_train_as_one_file_would(mlp_artifact: Path, data: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad import onnx
+from irongrad.diagnostics.source_lines import is_user_file
 from irongrad.diagnostics.stage_errors import refusals_name, reported
 from irongrad.frontends.import_bundle import import_bundle
 from irongrad.pipeline import driver, front
@@ -222,3 +223,10 @@ def test_checking_a_step_that_is_refused_leaves_it_as_it_was() -> None:
 def test_a_call_with_wrong_arguments_is_the_callers_mistake(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         function(nonsense=1)
+
+
+def test_the_command_of_a_package_is_no_file_of_the_user() -> None:
+    """`irongrad import` makes the step of an ONNX file itself, and no line of the user's calls it."""
+    commands = Path(sysconfig.get_path("scripts"))
+    assert not is_user_file(str(commands / "irongrad"))
+    assert is_user_file(str(commands.parent / "step.py"))

@@ -42,6 +42,9 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path):
         Session(tmp_path)
     with pytest.raises(ArtifactError, match="not an IronGrad artifact"):
         Session(tmp_path / "nowhere")
+    (tmp_path / "step.vmfb").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="it is a file, and an artifact is the directory"):
+        Session(tmp_path / "step.vmfb")
 
 
 def edit_manifest(directory, change):

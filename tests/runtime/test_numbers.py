@@ -13,7 +13,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.runtime import Session
-from irongrad.runtime.arguments import as_input
+from irongrad.runtime.arguments import as_input, as_number
 from irongrad.runtime.errors import ArtifactError, GuardError
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
 
@@ -136,3 +136,11 @@ def test_a_number_is_the_array_of_rank_0(tied: tuple[ig.TrainStep, Path]) -> Non
 def test_a_function_takes_numbers() -> None:
     scaled = ig.compile_function(lambda x, s: x * s, (torch.ones(3), torch.tensor(2.0)))
     np.testing.assert_array_equal(scaled(np.ones(3, np.float32), 0.5), [0.5] * 3)
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, -1, np.float32(-0.5)])
+def test_a_limit_of_gradients_is_positive(limit: Any) -> None:
+    with pytest.raises(GuardError, match=f"clip_grad_norm is {limit:g}: it must be positive; inf turns clipping off"):
+        as_number(ENTRY, "clip_grad_norm", limit, {"clip_grad_norm"})
+    assert as_number(ENTRY, "lr", limit, ()) == limit
+    assert as_number(ENTRY, "clip_grad_norm", float("inf"), {"clip_grad_norm"}) == float("inf")

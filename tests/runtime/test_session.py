@@ -235,12 +235,19 @@ def test_state_that_is_read_in_place_stays_as_it_was(session, batches):
 BAD_CALLS = {
     "shape": (lambda b: {**b, "x": b["x"][:3]}, "x shape dimension 0 mismatch; expected 6 but have 3"),
     "rank": (lambda b: {**b, "x": b["x"][0]}, "x shape rank mismatch; expected 2 but have 1"),
-    "dtype": (lambda b: {**b, "x": b["x"].astype(np.float64)}, "x element type mismatch; expected f32 but have f64"),
-    "integer dtype": (lambda b: {**b, "y": b["y"].astype(np.int32)}, "y element type mismatch; expected i64"),
+    "dtype": (
+        lambda b: {**b, "x": b["x"].astype(np.float64)},
+        r"x element type mismatch; expected f32 but have f64; convert it: x\.astype\('float32'\)",
+    ),
+    "integer dtype": (
+        lambda b: {**b, "y": b["y"].astype(np.int32)},
+        r"y element type mismatch; expected i64.*; convert it: y\.astype\('int64'\)",
+    ),
     "class index": (lambda b: {**b, "y": b["y"] + 4}, r"y: every value must be in \[0, 3\]"),
-    "missing": (lambda b: {"x": b["x"]}, "the input 'y' is missing"),
+    "missing": (lambda b: {"x": b["x"]}, "the input 'y' is missing; expected"),
+    "misspelt": (lambda b: {"x": b["x"], "ys": b["y"]}, "'y' is missing, and there is no argument 'ys'; expected"),
     "extra": (lambda b: {**b, "z": b["x"]}, "takes no argument 'z'"),
-    "no array": (lambda b: {**b, "x": "words"}, "'words' is no array of numbers"),
+    "no array": (lambda b: {**b, "x": "words"}, "_step: x: 'words' is no array of numbers"),
     "None": (lambda b: {**b, "x": None}, "'None' is no array of numbers"),
     "foreign bytes": (lambda b: {**b, "x": np.zeros(2, ">f4")}, r"is no array of numbers \(its dtype is >f4\)"),
     "hyperparameter": (lambda b: {**b, "lr": "fast"}, "lr must be a number, not 'fast'"),
@@ -300,9 +307,19 @@ def test_an_unknown_entry_point_is_named(session):
         session.call("fit", {})
 
 
+def test_what_is_wrong_in_a_state_is_said_before_what_is_missing(session):
+    for given, message in [
+        ({"0.weigth": np.zeros(3)}, ": 0.weigth is unknown; 0.weight is missing"),
+        ({"0.weight": np.zeros((1, 2), np.float32)}, r": 0.weight is float32\[1, 2\], the step has .*is missing"),
+        ({"0.weight": session.state()["0.weight"]}, "is missing.*To replace some tensors alone, use update_state"),
+    ]:
+        with pytest.raises(ArtifactError, match=message):
+            session.load_state(given)
+
+
 def test_an_unknown_device_is_named(mlp_artifact):
-    with pytest.raises(ArtifactError, match="no target for the device 'nonsense'; it has llvm-cpu"):
-        Session(mlp_artifact, device="nonsense")
+    with pytest.raises(ArtifactError, match="the device 'cpu'; it has llvm-cpu for local-task or local-sync"):
+        Session(mlp_artifact, device="cpu")
 
 
 def test_hyperparameters_take_numpy_and_integers(session, batches):

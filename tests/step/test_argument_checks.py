@@ -158,3 +158,20 @@ def test_examples_of_inference_mode_are_copied() -> None:
         assert not copied.is_inference()
         assert torch.equal(copied, x)
     assert step.inputs["y"] is Y
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm", "clip_grad_value"])
+@pytest.mark.parametrize("limit", [0, -1.0, float("nan"), "1.0", True])
+def test_a_limit_of_gradients(name: str, limit: Any) -> None:
+    """Zero would stop training, and a negative limit would reverse each update."""
+    assert f"{name} is {limit!r}; it must be a positive number" in refusal(**{name: limit})
+
+
+def test_a_limit_that_numpy_made() -> None:
+    model = nn.Linear(6, 4)
+    step = ig.TrainStep(model, cross_entropy, sgd(model), {"x": X, "y": Y}, clip_grad_norm=np.float32(0.5))
+    assert step.clip_grad_norm == 0.5
+
+
+def test_a_seed_that_is_no_number() -> None:
+    assert "seed is '7'; it must be an integer" in refusal(seed="7")

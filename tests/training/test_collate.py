@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], str]] = {
     "rank": ("buckets", lambda: _with("ids", [[1, 2, 3]]), "ids: a sample has 2 dimensions, and the step takes 1"),
     "kind": ("buckets", lambda: _with("tags", [0.5, 1, 1]), "tags: a sample is float64, and the step takes int64"),
     "text": ("buckets", lambda: _with("ids", ["a"]), "ids: a sample is <U1, and the step takes int64"),
-    "missing": ("buckets", lambda: [{"ids": [1]}], "a sample has no 'tags'; it has ids"),
+    "missing": ("buckets", lambda: [{"ids": [1]}], r"a sample has no 'tags'; it has ids\. If .*mask='tags'"),
     "ragged inside": ("buckets", lambda: _with("ids", [[1], [1, 2]]), "ids: a sample is no array"),
 }
 

@@ -8,7 +8,8 @@ Capture detects both and reports the user's line.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from irongrad.pipeline.capture.changed_memory import set_refused
 from irongrad.pipeline.capture.cumulative_averages import cumulative_averages
 from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivatives
 from irongrad.pipeline.capture.eager_runs import run_twice
+from irongrad.pipeline.capture.einsum_paths import einsum_paths
 from irongrad.pipeline.capture.function_transforms import expand_transforms
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode, without_fast_path
@@ -135,6 +137,8 @@ def capture(
     _refuse_scripts(step)
     found = run_twice(step, module, inference)
     captured = _captured(step, inference, found.names, synchronised)
+    if found.failure is not None:
+        raise found.failure
     if found.changes is not None:
         raise found.changes
     return captured
@@ -209,6 +213,13 @@ def _capture(
     return CapturedStep(step, call_of(step), train, made, outputs, names)
 
 
+@contextmanager
+def _traceable_library() -> Iterator[None]:
+    """While open, PyTorch's own functions keep no value and no size of the example."""
+    with plain_operators(), recurrent_layers(), cumulative_averages(), einsum_paths():
+        yield
+
+
 def export(
     module: nn.Module,
     values: tuple[torch.Tensor, ...],
@@ -233,9 +244,7 @@ def export(
     known = KnownValues(module, use)
     try:
         with (
-            plain_operators(),
-            recurrent_layers(),
-            cumulative_averages(),
+            _traceable_library(),
             source_lines.quiet_export(),
             source_lines.user_frames(),
             side_effects.refused(module, use),
@@ -325,5 +334,7 @@ def _output_names(step: TrainStep, probe: OutputsModule, values: tuple[torch.Ten
     with plain_operators(), eager_control_flow():
         try:
             return evaluated(run)
-        except IndexError as error:  # tracing does not notice it, because it knows no values
+        except (IndexError, RuntimeError) as error:  # tracing knows no values, and does not compare all dtypes
+            if isinstance(error, UserError):
+                raise
             raise capture_errors.capture_error(error, step.model) from error

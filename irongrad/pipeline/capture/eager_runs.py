@@ -10,6 +10,9 @@ from functools import partial
 import torch
 from torch.nn.parameter import is_lazy
 
+from irongrad.diagnostics import capture_errors
+from irongrad.diagnostics.refusals import MOST
+from irongrad.diagnostics.source_lines import where
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.random import Draws
@@ -20,7 +23,7 @@ from irongrad.pipeline.capture.module_casts import casts_refused
 from irongrad.pipeline.capture.recurrent_layers import eager_lstm
 from irongrad.pipeline.capture.repeatable import Kind, Recorder
 from irongrad.pipeline.capture.step_modules import EntryModule, ReportingModule
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, IronGradError
 from irongrad.step.borrow import Record, borrowed
 from irongrad.step.train_step import INFERENCE, TrainStep, micro_batches
 
@@ -31,11 +34,16 @@ class Found:
 
     Attributes:
         changes: the refusal of a step that changes a Python value and depends on it, if the export does not refuse it.
+        failure: the refusal of a step whose first run fails, or has a loss that is NaN, if the export does not refuse
+            it: a trace knows no values, and does not compare all dtypes.
         names: the names of the values that the loss function returns beside the loss.
+        runs: how often the forward has run.
     """
 
     changes: CaptureError | None = None
+    failure: CaptureError | None = None
     names: tuple[str, ...] = ()
+    runs: int = 0
 
 
 def run_twice(step: TrainStep, module: ReportingModule, inference: Collection[str]) -> Found:
@@ -110,8 +118,9 @@ class _EagerRuns:
         for optimizer in self.step.optimizers:
             optimizer.zero_grad(set_to_none=True)
         with self._training():
-            with self.nodes.watched():
+            with self.nodes.watched(), self._first_noted():
                 loss = self._loss(record, Kind.RESULT)
+            self._note_nan(loss)
             record(loss, Kind.LOSS)
             if not self.updates:
                 return
@@ -142,6 +151,25 @@ class _EagerRuns:
             record(value, Kind.RESULT)
 
     @contextmanager
+    def _first_noted(self) -> Iterator[None]:
+        """While open, the first run of the forward notes its failure. The second one stands for another process."""
+        self.found.runs += 1
+        try:
+            yield
+        except (IndexError, RuntimeError) as error:
+            if self.found.runs == 1 and not isinstance(error, IronGradError):
+                self.found.failure = capture_errors.eager_error(error, self.step.model)
+            raise
+
+    def _note_nan(self, loss: torch.Tensor) -> None:
+        """Note a first loss that is NaN: every comparison with it holds. In float16 a loss scale skips such a step."""
+        if self.found.runs == 1 and self.step.precision != "f16" and loss.isnan().any():
+            self.found.failure = CaptureError(
+                f"{where(self.step.model)}: the loss is NaN on the example inputs, with which nothing can be "
+                f"verified. {_source_of_nan(self.step)}"
+            )
+
+    @contextmanager
     def _training(self) -> Iterator[None]:
         with Draws(self.step.seed, 0), mode(self.module.model, training=True), BeforeAutograd(eager=True):
             yield
@@ -162,3 +190,15 @@ class _EagerRuns:
         finally:
             for buffers, before in held:
                 buffers.update(before)
+
+
+def _source_of_nan(step: TrainStep) -> str:
+    """Where the NaN of a loss comes from, as a sentence."""
+    inputs = [f"input {name!r}" for name, tensor in step.inputs.items() if tensor.isnan().any()]
+    tensors = (*step.model.named_parameters(), *step.model.named_buffers())
+    state = [f"{name!r} of the model" for name, tensor in tensors if tensor.isnan().any()]
+    if found := [*inputs, *state]:
+        return f"NaN is in {', '.join(found[:MOST])}"
+    return (
+        "Look for a division by zero, a logarithm of zero, or a mean over nothing, such as labels that are all ignored"
+    )

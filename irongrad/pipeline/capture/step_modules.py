@@ -138,8 +138,9 @@ class StepModule(nn.Module):
             values = {name: value for name, value in values.items() if name not in carry._carry[0].structures}
         if not isinstance(loss, torch.Tensor):
             raise CaptureError(
-                f"{source_lines.where(function)}: the loss is a {type(loss).__name__}, not a tensor. Return a scalar "
-                "tensor such as loss.mean(), alone or with values beside it: (loss, {'accuracy': accuracy})"
+                f"{source_lines.where(function)}: the loss is {_kind(loss)}, not a tensor. Return a scalar "
+                "tensor such as loss.mean(), without .item() or float(), alone or with values beside it: "
+                "(loss, {'accuracy': accuracy})"
             )
         for name, value in values.items():
             if not isinstance(value, torch.Tensor):
@@ -149,6 +150,15 @@ class StepModule(nn.Module):
                     "a sum of ones, such as torch.ones_like(y).sum()"
                 )
         return _scalar(loss), {str(name): value.detach() for name, value in values.items()}
+
+
+def _kind(value: object) -> str:
+    """What stands in the place of a tensor, for a message; a number that a trace follows is Python's to the user."""
+    if value is None:
+        return "None"
+    symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    name = type(value).__name__
+    return f"a {name.removeprefix('Sym').lower() if symbolic else name}"
 
 
 def _named_modules(modules: Mapping[str, nn.Module]) -> nn.ModuleDict:

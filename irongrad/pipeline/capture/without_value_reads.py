@@ -359,3 +359,27 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     shape = [i if n == d or i != 1 else v for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]
     whole = [v if n == d or v != 1 else i for n, (v, i) in enumerate(zip(input.shape, indices.shape, strict=True))]
     return input.expand(whole).gather(d, indices.expand(shape))
+
+
+@_replaces(torch.linspace)
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """Count from both ends, as ATen does."""
+    made = dtype or torch.get_default_dtype()
+    numbers = isinstance(start, (int, float)) and isinstance(end, (int, float))
+    if not isinstance(steps, torch.SymInt) or not numbers or not made.is_floating_point:
+        return NotImplemented
+    places = torch.arange(steps, dtype=made, device=options.get("device"))
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    return torch.where(places < (steps + 1) // 2, start + places * step, end - (steps - 1 - places) * step)
+
+
+@_replaces(functional.affine_grid)
+def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """Map the points of one image, whose size is known."""
+    samples, *image = size
+    if not isinstance(samples, torch.SymInt) or any(isinstance(s, torch.SymInt) for s in image):
+        return NotImplemented
+    identity = torch.eye(len(image) - 1, len(image), dtype=theta.dtype, device=theta.device).unsqueeze(0)
+    points = functional.affine_grid(identity, [1, *image], align_corners).flatten(0, -2)
+    mapped = functional.pad(points, (0, 1), value=1.0) @ theta.mT
+    return mapped.unflatten(1, image[1:])

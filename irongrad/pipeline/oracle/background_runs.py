@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
 
-from irongrad.diagnostics.source_lines import place_of
+from irongrad.diagnostics.capture_errors import eager_error
 from irongrad.graph.step_graph import StepGraph
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.alternating_steps import Alternation
@@ -17,7 +17,7 @@ from irongrad.pipeline.oracle.chosen_steps import own_and_chosen
 from irongrad.pipeline.oracle.eager_run import is_huge
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import golden_runs
-from irongrad.runtime.errors import CaptureError, IronGradError
+from irongrad.runtime.errors import IronGradError
 
 # By the name of the step; the alternation of several steps is under the name `ALTERNATION`.
 AllExpected = Mapping[str, ExpectedAtSizes]
@@ -51,9 +51,7 @@ def _located(captured: CapturedStep) -> Iterator[None]:
     except (IndexError, RuntimeError) as error:
         if isinstance(error, IronGradError):
             raise
-        place = place_of(error, captured.step.model)
-        said = str(error).partition("\n")[0]
-        raise CaptureError(f"{place}\n  eager fails on the example inputs: {type(error).__name__}: {said}") from error
+        raise eager_error(error, captured.step.model) from error
 
 
 @contextmanager

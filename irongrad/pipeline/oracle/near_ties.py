@@ -46,6 +46,11 @@ _LARGEST = {
 }
 
 
+def compares(operator: torch._ops.OpOverload) -> bool:
+    """Whether `operator` compares values with thresholds, or with each other."""
+    return operator in _THRESHOLDS or operator in _IN_PLACE or operator in _LARGEST
+
+
 @dataclass(frozen=True)
 class NearTies:
     """How a run decides near ties.
@@ -57,10 +62,9 @@ class NearTies:
     seed: int
 
     def decides(self, operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
-        """Whether `operator` compares values of float32."""
+        """Whether `operator`, which compares values, compares float32 here."""
         place = _THRESHOLDS.get(_IN_PLACE.get(operator, operator), (0,))[0]
-        known = operator in _THRESHOLDS or operator in _IN_PLACE or operator in _LARGEST
-        return known and args[place].dtype == torch.float32 and args[place].numel() > 0
+        return bool(args[place].dtype == torch.float32 and args[place].numel() > 0)
 
     def decided(self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `operator` returns if near ties are decided as in this run."""

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from irongrad.graph.movements import Movement, operators
+from irongrad.graph.movements import ANY, Movement, names, operators
 from irongrad.operators.legalize.half_precision import HALVES
 from irongrad.operators.random import is_random
-from irongrad.pipeline.oracle.near_ties import NearTies, tiled
+from irongrad.pipeline.oracle.near_ties import NearTies, compares, tiled
 from irongrad.runtime.tolerance import NOISE_ULPS, NOISE_ULPS_OF_HALVES
 
 _STRETCH = 1 << 17
 
-# A finite number so large gets no noise. It is a constant that hides others, such as -1e30 or the least float in a mask
-# of attention, and no code rounds it. With noise, hidden scores would differ by more than any score does. A row of
-# which all is hidden could then have any weights, and verification would see no wrong ones.
-_HIDES = 1e29
+# A number so large may hide others, such as -1e9 in a mask of attention. An operator that works on single elements
+# rounds equal ones equally, so they get equal noise. With noise of their own, hidden scores would differ by more than
+# any score does. A row of which all is hidden could then have any weights, and verification would see no wrong ones.
+_HIDES = 1e4
+
+# A finite number so large, or half as large as the largest of its dtype, gets no noise: no code rounds it, and noise
+# may make it infinite.
+_LARGEST = 1e29
+
+# A prime: it spreads the bits of a number over the noise.
+_SPREAD = 2_654_435_761
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOPK = torch.ops.aten.topk.default
 
 # Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
@@ -56,6 +65,41 @@ _FUSED = get_decompositions(
 _CONVOLUTIONS = {torch.ops.aten.convolution.default: (1, 3), torch.ops.aten.convolution_backward.default: (2, 4)}
 
 
+@dataclass(frozen=True)
+class _Role:
+    """What is known of an operator, for all its calls.
+
+    Attributes:
+        parts: what computes the operator in parts; None for an operator that gets noise as a whole.
+        compares: whether near ties may decide its result.
+        is_exact: whether it rounds nothing. A draw counts as exact: a mask is 0 or 1, and a uniform number below 1.
+        is_lookup: whether it looks up rows.
+        is_elementwise: whether equal elements become equal ones, or stay what they are.
+        convolution: the places of the weight and of the stride of a convolution; None for other operators.
+    """
+
+    parts: Callable[..., Any] | None
+    compares: bool
+    is_exact: bool
+    is_lookup: bool
+    is_elementwise: bool
+    convolution: tuple[int, int] | None
+
+
+@cache  # in a small step, to look an operator up in so many tables would take longer than to run it
+def _role_of(operator: torch._ops.OpOverload) -> _Role:
+    name = operator._schema.name.split("::")[1].rstrip("_")
+    return _Role(
+        parts=_FUSED.get(operator),
+        compares=compares(operator),
+        is_exact=is_random(operator) or operator.is_view or operator in _EXACT_OPERATORS,
+        is_lookup=operator in _LOOKUPS,
+        # torch 2.13 tags not all such operators.
+        is_elementwise=torch.Tag.pointwise in operator.tags or name in names(ANY),
+        convolution=_CONVOLUTIONS.get(operator),
+    )
+
+
 class RoundingNoise(TorchDispatchMode):
     """Multiply every computed floating-point value by 1 + u, |u| up to `NOISE_ULPS` last-place units of its dtype.
 
@@ -69,28 +113,29 @@ class RoundingNoise(TorchDispatchMode):
         self._random = random.Random(seed)
         self._ties = NearTies(seed)
         # Drawing a number for every value would take longer than the run, so each tensor uses a stretch of these.
-        self._units = torch.rand(2 * _STRETCH, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+        self._units = _drawn(seed)
         self._factors: dict[torch.dtype, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func in _FUSED:
+        role = _role_of(func)
+        if role.parts is not None:
             with self:
-                return _FUSED[func](*args, **(kwargs or {}))
-        if self._ties.decides(func, args):
+                return role.parts(*args, **(kwargs or {}))
+        if role.compares and self._ties.decides(func, args):
             with torch._C.DisableTorchFunction():
                 result = self._ties.decided(func, args, kwargs or {})
         else:
             result = self._topk(*args, **(kwargs or {})) if func is _TOPK else func(*args, **(kwargs or {}))
-        if _is_exact(func) or (func in _LOOKUPS and result.dtype in HALVES):
+        if role.is_exact or (role.is_lookup and result.dtype in HALVES):
             return result
         with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
             tensors = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
-            for tensor in tensors if _may_be_winograd(func, args) else ():
+            for tensor in tensors if role.convolution and _may_be_winograd(*role.convolution, args) else ():
                 if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
                     self._perturb_by_neighbours(tensor)
             for tensor in tensors:
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not _is_count(func, result):
-                    self._perturb(tensor)
+                    self._perturb(tensor, like_elements_alike=role.is_elementwise)
         return result
 
     def _topk(self, x: torch.Tensor, k: int, dim: int = -1, *rest: bool) -> Any:
@@ -103,14 +148,20 @@ class RoundingNoise(TorchDispatchMode):
         values, indices = _TOPK(x.index_select(dim, places), k, dim, *rest)
         return values, places[indices]
 
-    def _perturb(self, tensor: torch.Tensor) -> None:
+    def _perturb(self, tensor: torch.Tensor, *, like_elements_alike: bool) -> None:
         if tensor._is_zerotensor():
             return  # autograd's zero tensor has no memory; torch 2.13 ends the process on a write to it
-        hiding = _hiding(tensor)
-        kept = None if hiding is None else tensor[hiding]
+        large = _from(_HIDES if like_elements_alike else _largest(tensor.dtype), tensor)
+        alike = None if large is None else self._alike(tensor[large])
         self._multiply(tensor)
-        if hiding is not None:
-            tensor[hiding] = kept
+        if large is not None:
+            tensor[large] = alike
+
+    def _alike(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Numbers with noise that is the same for equal ones; none for those that are too large."""
+        places = (numbers.view(_BITS[numbers.itemsize]).long() * _SPREAD).remainder(2 * _STRETCH)
+        noisy = (numbers * self._factors_of(numbers.dtype)[places]).to(numbers.dtype)
+        return torch.where(numbers.abs() >= _largest(numbers.dtype), numbers, noisy)
 
     def _multiply(self, tensor: torch.Tensor) -> None:
         start, size = self._random.randrange(_STRETCH), tensor.numel()
@@ -143,25 +194,29 @@ class RoundingNoise(TorchDispatchMode):
         return self._factors[dtype]
 
 
-@cache
-def _is_exact(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator rounds nothing; a draw counts as exact: a mask is 0 or 1, and a uniform number below 1."""
-    return is_random(operator) or operator.is_view or operator in _EXACT_OPERATORS
+@lru_cache(8)
+def _drawn(seed: int) -> torch.Tensor:
+    """Numbers from -1 to 1, which nothing writes; no mode sees how they are drawn."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch._C._DisableTorchDispatch(), torch.inference_mode(False):
+        return torch.rand(2 * _STRETCH, generator=generator, device="cpu") * 2 - 1
 
 
-def _hiding(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Which elements hide others; None if none does."""
-    if not torch.linalg.vector_norm(tensor) >= _HIDES:  # the largest element would take ten times as long
+def _from(least: float, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Which elements are finite and as large as `least`, or larger; None if none is."""
+    if not torch.linalg.vector_norm(tensor).item() >= least:  # the largest element would take ten times as long
         return None
-    found = (tensor.abs() >= _HIDES) & tensor.isfinite()
+    found = (tensor.abs() >= least) & tensor.isfinite()
     return found if found.any() else None
 
 
-def _may_be_winograd(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether an operator is a convolution, or its gradients, to which Winograd's minimal filtering applies."""
-    if operator not in _CONVOLUTIONS:
-        return False
-    weight, stride = (args[place] for place in _CONVOLUTIONS[operator])
+def _largest(dtype: torch.dtype) -> float:
+    return min(_LARGEST, float(torch.finfo(dtype).max) / 2)
+
+
+def _may_be_winograd(weight_at: int, stride_at: int, args: tuple[Any, ...]) -> bool:
+    """Whether Winograd's minimal filtering applies to a convolution, or to its gradients."""
+    weight, stride = args[weight_at], args[stride_at]
     return bool(weight.dtype == torch.float32 and weight.shape[2:] == (3, 3) and set(stride) == {1})
 
 

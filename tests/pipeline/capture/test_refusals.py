@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import sysconfig
 from collections import deque
 from collections.abc import Callable
@@ -362,6 +363,14 @@ def no_tensor(output: torch.Tensor, y: torch.Tensor) -> float:  # here
     return 3.0
 
 
+def number_of_python(output: torch.Tensor, y: torch.Tensor) -> float:  # here
+    return functional.cross_entropy(output, y).item()
+
+
+def nothing(output: torch.Tensor, y: torch.Tensor) -> None:  # here
+    functional.cross_entropy(output, y)
+
+
 def two_values(output: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # here
     return functional.cross_entropy(output, y), output
 
@@ -377,6 +386,11 @@ def without_gradient(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         (not_scalar, "shape (16,) and dtype torch.float32; it must be a floating-point scalar"),
         (not_floating, "dtype torch.int64"),
         (no_tensor, "the loss is a float, not a tensor"),
+        (
+            number_of_python,
+            "such as loss.mean(), without .item()",
+        ),
+        (nothing, "the loss is None, not a tensor"),
         (two_values, "the loss is a tuple, not a tensor"),
         (without_gradient, "no parameter gets a gradient"),
     ],
@@ -436,6 +450,43 @@ def test_optimizer_over_other_parameters() -> None:
     model = Plain()
     with pytest.raises(CaptureError, match="two optimizers hold the same parameter"):
         ig.TrainStep(model, functional.cross_entropy, [sgd(model), sgd(model)], {"x": x, "y": y})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"x": torch.randn(16, 6).double()}, "Arrays of NumPy are float64 by default: convert the input"),
+        ({"y": torch.full((16,), 4)}, "IndexError: Target 4 is out of bounds. Class labels are below"),
+        ({"y": torch.zeros(16, dtype=torch.int32)}, "but got Int. Class labels and indices are int64"),
+        ({"x": torch.full((16, 6), torch.nan)}, "the loss is NaN on the example inputs.*NaN is in input 'x'"),
+        ({"y": torch.full((16,), -100)}, "the loss is NaN.*such as labels that are all ignored"),
+    ],
+)
+def test_examples_that_only_eager_refuses(inputs: dict[str, torch.Tensor], says: str) -> None:
+    """Tracing knows no values, and compares few dtypes. Without the eager run the oracle would tell, much later."""
+    batch = {"x": torch.randn(16, 6), "y": torch.randint(0, 4, (16,)), **inputs}
+    assert re.search(says, refusal(Plain(), **batch))
+
+
+def test_nan_in_the_model() -> None:
+    model = Plain()
+    nn.init.constant_(model.layer.bias, torch.nan)
+    assert "NaN is in 'layer.bias' of the model" in refusal(model)
+
+
+def test_an_output_that_is_no_tensor() -> None:
+    model = Plain()
+    model.forward = lambda x: {"logits": model.layer(x)}  # type: ignore[method-assign]
+    message = refusal(model)
+    assert "must be Tensor, not dict" in message
+    assert "cross_entropy(output['logits'], y)" in message
+
+
+def test_a_size_that_another_input_fixes() -> None:
+    batch = {"x": torch.randn(16, 6), "y": torch.randint(0, 4, (16,))}
+    model = Plain()
+    with pytest.raises(CaptureError, match="another input with this size, such as the labels"):
+        capture(ig.TrainStep(model, functional.cross_entropy, sgd(model), batch, dynamic={"x": {0: "B"}}))
 
 
 def test_inputs() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from irongrad.pipeline.oracle.near_ties import NearTies
+from irongrad.pipeline.oracle.near_ties import NearTies, compares
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 
 VALUES = torch.tensor([1.0, -1.0, 0.0, 1e-7, -1e-7, 1e-3, -1e-3])
@@ -76,4 +76,5 @@ def test_other_types_are_left_alone():
     assert not ties.decides(relu, (torch.ones(2, dtype=torch.float64),))
     assert not ties.decides(relu, (torch.ones(2, dtype=torch.bfloat16),))
     assert not ties.decides(relu, (torch.ones(0),))
-    assert not ties.decides(torch.ops.aten.tanh.default, (torch.ones(2),))
+    assert compares(relu)
+    assert not compares(torch.ops.aten.tanh.default)

@@ -27,18 +27,36 @@ def test_noise_is_in_the_last_places_of_every_element(shape: tuple[int, ...]) ->
         assert (off != 0).double().mean() > 0.8 or off.numel() < 2
 
 
-@pytest.mark.parametrize("hides", [-1e30, torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_what_hides_scores_has_no_noise(hides: float, kind: torch.dtype) -> None:
+@pytest.mark.parametrize("hides", [-1e5, -1e9, -1e30, -torch.inf])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_hides_scores_is_equal_for_all(hides: float, kind: torch.dtype) -> None:
     """A row of which all is hidden has equal weights, and the others have noise."""
     scores = torch.randn(3, 5, dtype=kind)
     seen = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]], dtype=torch.bool)
+    least = max(hides, torch.finfo(kind).min)
     with RoundingNoise(0):
-        masked = (scores * 1.0).masked_fill(~seen, max(hides, torch.finfo(kind).min))
-        weights = masked.transpose(0, 1).softmax(0)
-    assert torch.all(masked[~seen] == torch.full((), max(hides, torch.finfo(kind).min), dtype=kind))
+        masked = (scores * 1.0).masked_fill(~seen, least)
+        scaled = torch.where(seen, scores, least) * 0.5
+        both = [s.transpose(0, 1).softmax(0) for s in (masked, scaled)]
+    assert torch.all(masked[~seen].isfinite())
     assert (masked[seen] != scores[seen]).any()
-    torch.testing.assert_close(weights[:, 1], torch.full((5,), 0.2, dtype=kind))
+    for weights in both:
+        torch.testing.assert_close(weights[:, 1].double(), torch.full((5,), 0.2).double(), rtol=0.02, atol=0)
+        assert torch.equal(weights.T != 0, seen | torch.tensor([[False], [True], [False]]))
+
+
+def test_large_sums_have_noise_of_their_own() -> None:
+    with RoundingNoise(0):
+        sums = torch.full((50, 20), 1e6).sum(1)
+    assert len(sums.unique()) > 10
+
+
+def test_a_large_number_has_the_same_noise_in_all_that_works_on_single_elements() -> None:
+    number = torch.full((100,), 1e6)
+    with RoundingNoise(0):
+        product, moved = number * 1.0, torch.cat([number, number])
+    assert len(torch.cat([product, moved]).unique()) == 1
+    assert product[0] != number[0]
 
 
 @pytest.mark.parametrize(
