@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 
-from step_time import CASES, ask, make_step, serve
+from step_time import CASES, make_step, serve, times_in_turn
 
 from irongrad.runtime.devices import find_device
 
@@ -151,13 +151,7 @@ def measure(cases: list[Case], rounds: int) -> list[Row]:
             processes[-1].start()
             theirs.close()
             worst[case] = pipes[case].recv()
-        counts = {c: max(2, int(0.3 / ask(p, 3))) for c, p in pipes.items()}
-        times: dict[Case, list[float]] = {c: [] for c in cases}
-        for _ in range(rounds):
-            for case, pipe in pipes.items():
-                times[case].append(ask(pipe, counts[case]))
-        for pipe in pipes.values():
-            pipe.send(0)
+        times = times_in_turn(pipes, rounds)
     except EOFError:
         raise SystemExit(f"a process of {cases[0].family} ended early") from None
     finally:

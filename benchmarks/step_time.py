@@ -25,11 +25,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -61,6 +61,8 @@ ONLY_AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
 }
+
+K = TypeVar("K")
 
 BACKENDS = ("eager", "torch.compile", "jax", "irongrad")
 PEERS = BACKENDS[:-1]
@@ -193,13 +195,7 @@ def measure(family: str, size: str, rounds: int, target: str) -> Row:
         except EOFError:  # it has said why
             del pipes[backend]
     limit = pipes["irongrad"].recv()
-    times: dict[str, list[float]] = {b: [] for b in pipes}
-    counts = {b: max(2, int(0.3 / ask(pipe, 3))) for b, pipe in pipes.items()}
-    for _ in range(rounds):
-        for backend, pipe in pipes.items():
-            times[backend].append(ask(pipe, counts[backend]))
-    for pipe in pipes.values():
-        pipe.send(0)
+    times = times_in_turn(pipes, rounds)
     for process in processes:
         process.join()
     ratio = {b: statistics.median(t / e for t, e in zip(times[b], times["eager"], strict=True)) for b in pipes}
@@ -208,6 +204,18 @@ def measure(family: str, size: str, rounds: int, target: str) -> Row:
     fastest = map(min, zip(*(times[b] for b in PEERS if b in times), strict=True))
     best = statistics.median(t / f for t, f in zip(times["irongrad"], fastest, strict=True))
     return Row(family, size, medians, least, ratio, best, limit, ready)
+
+
+def times_in_turn(pipes: Mapping[K, Connection], rounds: int) -> dict[K, list[float]]:
+    """The seconds of one step in each round, by contestant; their processes then end."""
+    counts = {name: max(2, int(0.3 / ask(pipe, 3))) for name, pipe in pipes.items()}
+    times: dict[K, list[float]] = {name: [] for name in pipes}
+    for _ in range(rounds):
+        for name, pipe in pipes.items():
+            times[name].append(ask(pipe, counts[name]))
+    for pipe in pipes.values():
+        pipe.send(0)
+    return times
 
 
 def ask(pipe: Connection, count: int) -> float:

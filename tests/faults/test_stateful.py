@@ -173,6 +173,8 @@ class Sessions(RuleBasedStateMachine):
                 np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+# JAX warns of forks wherever another test has imported it.
+@pytest.mark.filterwarnings("ignore:os.fork\\(\\) was called:RuntimeWarning")
 @pytest.mark.parametrize("device", ["local-sync", "local-task"])
 @pytest.mark.parametrize("examples", [8, pytest.param(300, marks=pytest.mark.slow)])
 def test_random_sequences_agree_with_a_model(artifact, device, examples):

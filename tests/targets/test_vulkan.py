@@ -62,7 +62,7 @@ def test_the_device_picks_the_target(digits, vulkan, sessions):
     cpu, gpu = sessions
     assert cpu.target.name == "llvm-cpu"
     assert gpu.target.name == propose(vulkan).replace(":profile=", "-").replace(",subgroup=", "-")
-    with pytest.raises(ArtifactError, match="no target for the device 'cuda'; it has llvm-cpu, vulkan-"):
+    with pytest.raises(ArtifactError, match="no target for the device 'cuda'; it has llvm-cpu for .*, vulkan-"):
         load(digits, device="cuda")
 
 

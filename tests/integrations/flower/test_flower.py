@@ -270,7 +270,7 @@ def test_what_must_not_be_averaged_is_left_out(task: Task, data: dict, folder: P
 
 EXPECTED = {
     "names": "ArtifactError: what the server sent does not fit this step (another model or optimizer?): "
-    "base.weight is missing",
+    "net.base.weight is unknown; base.weight is missing; ",
     "shapes": "base.weight is float32[3, 3], the step has float32[12, 6]",
     "NaN sent": "NonFiniteError: what the server sent is NaN or infinite in base.weight",
     "NaN update": "NonFiniteError: ",
