@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,8 +38,9 @@ from irongrad.runtime.manifest_file import read_manifest, write_manifest
 from irongrad.runtime.session import Session
 from irongrad.targets import Target, parse_target
 from tests.fixtures.module_texts import functions_of
+from tests.fixtures.processors import needs_x86
 
-pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
+pytestmark = needs_x86
 
 
 def problem(left: str = "rk", right: str = "kc", dtype: str = "f32", **sizes: int) -> ProductProblem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import replace
 
 import pytest
@@ -21,9 +20,10 @@ from irongrad.passes.module.matmul_kernels.convolutions import ConvolutionKernel
 from irongrad.runtime.cpu import cpu_features
 from tests.fixtures.convolutions import Geometry, results_of
 from tests.fixtures.half_products import AMX, FAST_AVX512_BF16, runs
+from tests.fixtures.processors import needs_x86
 
 pytestmark = [
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64"),
+    needs_x86,
     pytest.mark.skipif("avx2" not in (cpu_features() or ()), reason="the CPU has no AVX2"),
 ]
 

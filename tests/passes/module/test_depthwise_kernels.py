@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -12,8 +10,9 @@ from irongrad.passes.module.depthwise_kernels import DepthwiseKernels, filters
 from irongrad.runtime.cpu import cpu_features
 from irongrad.targets import parse_target
 from tests.fixtures.convolutions import Geometry, results_of
+from tests.fixtures.processors import needs_x86
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernels are for x86-64")
+pytestmark = needs_x86
 
 TARGETS = ["llvm-cpu", "llvm-cpu:cpu=x86-64-v3"]
 

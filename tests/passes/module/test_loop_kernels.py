@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +19,11 @@ from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.targets import parse_target
 from tests.fixtures.module_texts import Written, functions_of
+from tests.fixtures.processors import needs_x86
 
 AVX2_TARGET = "llvm-cpu:cpu=x86-64-v3"
 STEPS, BATCH, WIDTH = 9, 6, 32
 
-x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
 
 # Two carried values and a stack: h' = h w + row + bias, c' = (h + c) / 2; the stack is of h'.
 LOOP = """func.func @f(%w: tensor<32x32xf32>, %h0: tensor<6x32xf32>, %c0: tensor<6x32xf32>, %rows: tensor<9x6x32xf32>,
@@ -227,7 +226,7 @@ def expected(case: str, w: Any, h: Any, c: Any, rows: Any, bias: Any) -> list[An
     return [h, c, np.stack(kept[::-1] if case == "from behind" else kept)]
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 def test_kernels_compute_what_loops_do(tmp_path: Path, around_pass: Callable[..., list[bytes]], target: str) -> None:
     rng = np.random.default_rng(0)
@@ -281,7 +280,7 @@ LAYERS = {
 }
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("case", LAYERS)
 def test_recurrent_layers_are_kernels(around_pass: Callable[..., list[bytes]], case: str) -> None:
     """A kernel forwards, and one backwards, for each layer and direction."""
@@ -292,7 +291,7 @@ def test_recurrent_layers_are_kernels(around_pass: Callable[..., list[bytes]], c
     assert launched_in(modules) == count
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("layer", [nn.LSTM(20, 32), nn.GRU(20, 32), nn.RNN(20, 32)], ids=str)
 def test_under_autocast_only_the_backward_is_a_kernel(
     tmp_path: Path, around_pass: Callable[..., list[bytes]], layer: nn.Module
@@ -306,7 +305,7 @@ def test_under_autocast_only_the_backward_is_a_kernel(
     assert launched_in(modules) == 1
 
 
-@x86
+@needs_x86
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_layers_of_any_size_are_right(seed: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, Pr
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.targets import parse_target
 from tests.fixtures.module_texts import TextModule, Written, functions_of
+from tests.fixtures.processors import needs_x86
 
 AVX512_TARGET, AVX2_TARGET = "llvm-cpu:cpu=x86-64-v4", "llvm-cpu:cpu=x86-64-v3"
 SIZES = {"b": 3, "r": 128, "c": 96, "k": 128}
@@ -194,9 +194,6 @@ def integers(product: Product) -> list[np.ndarray]:
     return [np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32) for shape in shapes]
 
 
-x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
-
-
 @pytest.mark.parametrize("target", [AVX512_TARGET, AVX2_TARGET])
 @pytest.mark.usefixtures("read")
 def test_products_have_kernels_of_our_own(tmp_path: Path, target: str) -> None:
@@ -207,7 +204,7 @@ def test_products_have_kernels_of_our_own(tmp_path: Path, target: str) -> None:
     assert [found.get(f"f{n}$async", found[f"f{n}"]) for n in range(len(CASES))] == [1] * len(CASES)
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("is_square", [False, True])
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.usefixtures("read")
@@ -231,7 +228,7 @@ PARTIAL = (
 )
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.usefixtures("read")
 def test_tiles_need_not_be_whole(tmp_path: Path, target: str) -> None:
@@ -277,7 +274,7 @@ def copies_in_no_order(flow: ir.Module) -> int:
     return sum(all(m != ir.AffineMap.get_identity(m.n_dims) for m in of_one) for of_one in maps)
 
 
-@x86
+@needs_x86
 def test_the_transpose_of_an_operand_is_not_fused_with_what_computes_it(flow_of: Callable[..., bytes]) -> None:
     """IREE would compute the operand while it transposes it, in three times the time of both."""
 
@@ -357,7 +354,7 @@ LONG = {
 }
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.parametrize("summands", [3072, 5003, 2053 * 2])
 def test_a_product_of_many_summands_is_one_kernel(summands: int, target: str) -> None:
@@ -445,7 +442,7 @@ def test_blocks_of_operands_that_a_loop_does_not_change_are_made_before_it(
         assert [bool(loops_around(kernel.block)) for kernel in kernels] == [False, True]
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("summands", [128, 6000])
 def test_a_bias_is_added_once(summands: int) -> None:
     rng = np.random.default_rng(0)

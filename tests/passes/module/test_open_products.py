@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +15,9 @@ from torch import nn
 import irongrad as ig
 from irongrad.passes.module.matmul_kernels import MatmulKernels
 from tests.fixtures.compiled_steps import AroundPass
+from tests.fixtures.processors import needs_x86
 
 AVX2_TARGET = "llvm-cpu:cpu=x86-64-v3"
-
-x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
 
 
 class _Layers(nn.Module):
@@ -78,7 +76,7 @@ CASES: Mapping[str, tuple[type[nn.Module], tuple[int, ...], set[str]]] = {
 }
 
 
-@x86
+@needs_x86
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_of_any_size_trains_as_eager_does(
@@ -123,7 +121,7 @@ class _Tail(nn.Module):
         return self.into(x[1:]).square().sum() + x.sum()
 
 
-@x86
+@needs_x86
 def test_no_rows_have_gradients_of_zero(around_pass: AroundPass, tmp_path: Path) -> None:
     seen = around_pass(MatmulKernels)
     torch.manual_seed(0)

@@ -91,8 +91,7 @@ class Launches:
         kernel = _kernel(region, regions, self._width)
         tensors = len(kernel.read) + 1 + len(kernel.made)
         by_amx = self._has_amx and seen is None and any(map(is_widened, region.operands))
-        is_open = region.sizes.batch is None
-        gives_batch = not is_open or any(not o.value.type.has_static_shape for o in kernel.operands)
+        gives_batch = region.sizes.batch is not None or _with_open_batch(kernel) is not None
         return kernel.is_possible and gives_batch and tensors <= _MOST_TENSORS and not by_amx
 
     def _launch(
@@ -129,10 +128,12 @@ class Launches:
 
 def _open_batch(kernel: AttentionKernel) -> list[Any]:
     """The number of matrices, at the current insertion point, if it is known at run time alone."""
-    if kernel.region.sizes.batch is not None:
-        return []
-    value = next(o.value for o in kernel.operands if not o.value.type.has_static_shape)
-    return [size_along(value, 0)]
+    return [] if kernel.region.sizes.batch is not None else [size_along(_with_open_batch(kernel), 0)]
+
+
+def _with_open_batch(kernel: AttentionKernel) -> Any | None:
+    """The first operand of a product whose number of matrices is known at run time alone."""
+    return next((o.value for o in kernel.operands if not o.value.type.has_static_shape), None)
 
 
 def _outer(kind: Any, is_of_rows: bool, batch: Any) -> Any:

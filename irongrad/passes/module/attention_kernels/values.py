@@ -155,10 +155,10 @@ def _loops_of(product: Any) -> list[str] | None:
         return None
     lettered = ["".join("wxyz"[d] for d in dimensions_in(m.value)) for m in product.attributes["indexing_maps"]]
     matrices = lettered[2][0] if kinds[2].is_dynamic_dim(0) else ""
-    return lettered if all(_is_open(k, of, matrices) for k, of in zip(kinds, lettered, strict=True)) else None
+    return lettered if all(_is_known_but_for(k, of, matrices) for k, of in zip(kinds, lettered, strict=True)) else None
 
 
-def _is_open(kind: Any, loops: Sequence[Any], first: Any) -> bool:
+def _is_known_but_for(kind: Any, loops: Sequence[Any], first: Any) -> bool:
     """Whether all sizes of a tensor are known, besides perhaps that of its first dimension, if its loop is `first`."""
     return kind.has_static_shape or (is_known_but_first(kind) and loops[0] == first)
 
@@ -175,7 +175,7 @@ def is_plain(operation: Any) -> bool:
     return (
         is_known_but_first(of_whole)
         and of_result == ir.AffineMap.get_identity(of_result.n_dims)
-        and all(map(_is_open, kinds, map(dimensions_in, of_inputs), repeat(0 if is_open else None)))
+        and all(map(_is_known_but_for, kinds, map(dimensions_in, of_inputs), repeat(0 if is_open else None)))
         and all(_is_ordered(m) for m in of_inputs)
         and not list(block.arguments[-1].uses)
         and all(op.name.startswith(_SCALAR) and not op.regions for op in body[:-1])
