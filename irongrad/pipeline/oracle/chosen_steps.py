@@ -44,6 +44,10 @@ _LARGEST_ROOT = float(np.sqrt(np.finfo(np.float32).max))
 # Keys of parameter groups that may be zero.
 _EDGES = ("momentum", "betas", "weight_decay", "dampening")
 
+# Operators, as an exported program names them, for which equal values in a batch are a special case. Statistics of equal
+# values cancel, and rounding then decides most updates. Equal scores are a tie. A choice is then a step of its own.
+_BETWEEN_VALUES = frozenset({"batch_norm", "instance_norm", "sync_batch_norm", "topk", "sort", "argsort", "argmax"})
+
 # The share of a parameter's update above which a tolerance hides it, and the share of parameters that may be hidden. A
 # bias before a normalisation, and the keys' bias in attention, have gradients that are zero but for rounding anywhere.
 _HIDDEN = 0.1
@@ -89,7 +93,8 @@ def own_and_chosen(
         steps: the most training steps in a run of its own.
         check: called before each value; an exception from it ends the runs.
     """
-    stays = staying(captured.step, graph) if elements_of(graph) > LARGE else {}
+    joins = elements_of(graph) > LARGE and not _compares_values(captured)
+    stays = staying(captured.step, graph) if joins else {}
     found = input_choices(captured.step, graph, graph.ranges) if stays else iter(())
     skipped: list[str] = []
     for choice in islice(found, OF_LARGE_STEPS + 1):
@@ -117,6 +122,12 @@ def staying(step: TrainStep, graph: StepGraph) -> dict[str, float]:
     shows = all(any(f"optimizer/{moment}/{name}" in state for moment in MOMENTS) for name in graph.gradients)
     is_free = {h.name for h in hyperparameters(step.optimizers) if h.key == "lr"} <= hypers.keys()
     return hypers if shows and is_free and not any(map(is_foreign, step.optimizers)) else {}
+
+
+def _compares_values(captured: CapturedStep) -> bool:
+    """Whether the forward normalises or compares values, of which a choice makes many equal."""
+    operators = (node.target for node in captured.train.graph.nodes if node.op == "call_function")
+    return any(op._opname in _BETWEEN_VALUES for op in operators if isinstance(op, torch._ops.OpOverload))
 
 
 def _hides_updates(graph: StepGraph, golden: Golden) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from irongrad.graph.step_graph import Range
 from irongrad.pipeline import driver
 from irongrad.pipeline.capture.capture import CapturedStep, capture
 from irongrad.pipeline.optimizer import optimizer_step
-from irongrad.pipeline.oracle import background_runs, eager_run
+from irongrad.pipeline.oracle import background_runs, eager_run, oracle
+from irongrad.pipeline.oracle import chosen_steps as choices
 from irongrad.pipeline.oracle.chosen_steps import chosen_steps, hyper_choices, input_choices, own_and_chosen
+from irongrad.pipeline.oracle.eager_run import Variant
 from irongrad.pipeline.oracle.steps_at_rest import resting
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import Golden, Resting, are_same, key_of, read_golden, write_golden
@@ -408,12 +412,31 @@ def test_state_that_is_infinite_after_the_first_step_of_a_large_one_may_be_infin
     assert artifact.reports["llvm-cpu"].chosen == ("all of x 0.0 and all of y 0",)
 
 
+class OwnNormalisation(nn.Module):
+    """What nn.BatchNorm1d computes in training, written by a user."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(x, 0, correction=0)
+        return (x - mean) * torch.rsqrt(variance + 1e-5)
+
+
 @pytest.mark.usefixtures("all_are_large")
-def test_a_choice_at_which_rounding_decides_the_updates_is_compared_by_itself() -> None:
+@pytest.mark.parametrize(("normalisation", "joined"), [(partial(nn.BatchNorm1d, 8), 0), (OwnNormalisation, 1)])
+def test_a_choice_at_which_rounding_decides_the_updates_is_compared_by_itself(
+    normalisation: Callable[[], nn.Module], joined: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later: list[bool] = []
+
+    def runs(*arguments: Any) -> Iterator[Golden]:
+        later.extend(bool(a.later) for a in arguments if isinstance(a, Variant))
+        return oracle.golden_runs(*arguments)
+
+    monkeypatch.setattr(choices, "golden_runs", runs)
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(n, 8), nn.BatchNorm1d(8), nn.ReLU()) for n in (4, 8, 8)]
+    layers = [nn.Sequential(nn.Linear(n, 8), normalisation(), nn.ReLU()) for n in (4, 8, 8)]
     model = nn.Sequential(*layers, nn.Linear(8, 3))
     step = step_of(model, torch.optim.Adam(model.parameters()))
     own, chosen = own_and_chosen(capture(step), driver.step_graph(step), 3)
     assert (own.golden.about, own.golden.later, chosen.skipped) == ("", {}, ())
     assert len(chosen.expected) == 1
+    assert sum(later) == joined
