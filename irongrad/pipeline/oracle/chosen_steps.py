@@ -44,8 +44,8 @@ _LARGEST_ROOT = float(np.sqrt(np.finfo(np.float32).max))
 # Keys of parameter groups that may be zero.
 _EDGES = ("momentum", "betas", "weight_decay", "dampening")
 
-# Operators, as an exported program names them, for which equal values in a batch are a special case. Statistics of equal
-# values cancel, and rounding then decides most updates. Equal scores are a tie. A choice is then a step of its own.
+# Operators, as an exported program names them, for which equal values in a batch are a special case. Statistics of
+# equal values cancel, and rounding then decides most updates. Equal scores are a tie. So a choice is a step of its own.
 _BETWEEN_VALUES = frozenset({"batch_norm", "instance_norm", "sync_batch_norm", "topk", "sort", "argsort", "argmax"})
 
 # The share of a parameter's update above which a tolerance hides it, and the share of parameters that may be hidden. A
