@@ -29,6 +29,7 @@ pytest_plugins = (
     "tests.fixtures.long_files_first",
     "tests.fixtures.ranks",
     "tests.fixtures.rewritten_graphs",
+    "tests.fixtures.thinned",
 )
 
 # The steps here are small. A thread pool slows their eager runs down, several times over on a busy machine.

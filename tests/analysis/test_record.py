@@ -198,6 +198,7 @@ def test_the_examples_own_bucket_is_counted(tmp_path: Path) -> None:
     assert flops[0][1] < 1.5 * flops[1][1]
 
 
+@pytest.mark.slow
 def test_further_buckets_add_no_launches(tmp_path: Path) -> None:
     """Copies and packings of other buckets name no operator, but run in their branches."""
     step = make_step()
@@ -227,6 +228,7 @@ def test_sizes_that_depend_on_data_have_unknown_work() -> None:
     assert work_of(operator, 3, "mm") == Work("mm", 3, None, 0, 0)
 
 
+@pytest.mark.slow
 def test_the_phases_of_one_of_several_steps_are_those_of_a_step(tmp_path: Path) -> None:
     first = make_step()
     second = replace(first, loss=lambda y, t: 2 * nn.functional.cross_entropy(y, t))

@@ -109,7 +109,7 @@ def flat(found: Any) -> list[np.ndarray]:
 
 
 # It compiles for most of a minute.
-SLOW = ("translation",)
+SLOW = ("translation", "td3", "wgan_gp", "distillation", "byol")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SCRIPTS])

@@ -68,7 +68,7 @@ class Trained:
         return TrainedStep(make_step(self.form), "net.py", self.artifact, self.checkpoint, merge)
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=["int4", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int8", "bf16"))])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(request.param, tmp_path_factory.mktemp(request.param))
 

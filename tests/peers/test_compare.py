@@ -140,6 +140,7 @@ def traced_again() -> ig.TrainStep:
     return replace(step, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.slow
 @needs_inductor
 def test_inductors_graphs_are_counted_when_it_compiles_them_twice() -> None:
     (column,) = compare(traced_again, ("inductor",), rounds=1).columns

@@ -135,6 +135,7 @@ def recurrent(width: int, batch: int) -> ig.TrainStep:
     return ig.TrainStep(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), inputs)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("width", "batch", "share", "plans"), [(128, 32, 1.0, False), (64, 16, 0.9, True)])
 def test_a_loop_that_takes_less_than_predicted_is_not_refused(
     tmp_path: Path, width: int, batch: int, share: float, plans: bool
@@ -151,6 +152,7 @@ def test_a_loop_that_takes_less_than_predicted_is_not_refused(
     assert found <= limit
 
 
+@pytest.mark.slow
 def test_with_buckets_the_largest_fits(tmp_path: Path) -> None:
     buckets = {"dynamic": {"x": {0: "B"}, "y": {0: "B"}}, "buckets": {"B": [128, 512]}}
     allocated, limit, _ = compiled(tmp_path / "artifact", "75%", make_step(**buckets))

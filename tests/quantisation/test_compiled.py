@@ -83,7 +83,11 @@ FORMS: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-@pytest.fixture(name="artifact", scope="module", params=FORMS)
+SLOW = ("float32", "int8 in groups")
+PARAMETERS = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in FORMS]
+
+
+@pytest.fixture(name="artifact", scope="module", params=PARAMETERS)
 def artifact_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("quantised") / "net"
     ig.compile(step_of(FORMS[request.param](Adapted())), folder)

@@ -64,6 +64,7 @@ def uncommitted(code: bytes, archive: Path) -> int:
     return failed
 
 
+@pytest.mark.slow
 def test_repeated_values_still_race_in_buffers_of_their_own(tmp_path):
     """When the first check fails, `irongrad.pipeline.iree.compile.GATHERED` is no longer needed."""
     write_archive(tmp_path / "state.irpa", PARAMETERS)
@@ -144,6 +145,7 @@ sys.exit(0 if without else 4)
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_still_holds_up_the_workers(tmp_path):
     """When this fails, `irongrad.runtime.calls` is no longer needed. Waits are compared by the CPU that they take."""
     source, output = tmp_path / "f.mlir", tmp_path / "f.vmfb"

@@ -164,6 +164,7 @@ def make_token_step() -> ig.TrainStep:
     )
 
 
+@pytest.mark.slow
 def test_token_ids_are_verified_without_64_bit_integers(vulkan, tmp_path):
     entry_points = ["train_step", "train_steps"]
     artifact = ig.compile(make_token_step(), tmp_path / "ids", "vulkan:profile=generic", entry_points=entry_points)
@@ -222,6 +223,7 @@ def test_another_subgroup_size_is_refused_when_it_is_loaded(vulkan, iree_run, tm
     assert f"this module is compiled for Vulkan devices whose subgroups have {size} lanes" in result.stderr
 
 
+@pytest.mark.slow
 def test_another_subgroup_size_gives_wrong_numbers_without_the_check(vulkan, tmp_path):
     """When this fails, IREE requests the subgroup size itself; then remove the check in `irongrad.targets.vulkan`."""
     target = parse_target(f"vulkan:profile=lavapipe,subgroup={2 * vulkan.subgroup[0]}")

@@ -179,7 +179,7 @@ def eager_rounds(
     return state
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "diloco"])
+@pytest.mark.parametrize("strategy", ["fedavg", pytest.param("fedprox", marks=pytest.mark.slow), "diloco"])
 def test_rounds_equal_eager_pytorchs(strategy: str, task: Task, data: dict, folder: Path) -> None:
     """Nodes join and leave, have different numbers of samples, and keep the momentum of their optimizers."""
     found = task("run", strategy=strategy, mu=MU, rounds=ROUNDS)

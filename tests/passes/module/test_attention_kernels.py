@@ -152,12 +152,14 @@ def sum_of_squares(y: Tensor) -> Tensor:
     return y.float().square().sum()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_sizes(sizes: Sizes, target: str, tmp_path: Path, around_pass: AroundPass) -> None:
     assert kernels_of(Attention(sizes, attended), tmp_path, around_pass, target) == 2
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(
@@ -180,6 +182,7 @@ class Heads(nn.Module):
         return self.result(self.form(q, k, v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize(("form", "heads"), [(attended, 2), (masked, 1), (causal, 3), (seen_by_most, 2)])
@@ -306,6 +309,7 @@ def test_operands_of_bfloat16(target: str, tmp_path: Path, around_pass: AroundPa
     assert kernels_of(Attention((4, 33, 40, 16), masked), tmp_path, around_pass, target, "bf16") == 2
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("sizes", [(3, 96, 96, 16), (2, 70, 128, 20)])
 @pytest.mark.parametrize("form", HIDING)

@@ -82,6 +82,7 @@ def counted(monkeypatch):
     return results_of(ConvolutionKernels, monkeypatch)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_kernels_compute_convolutions_and_their_gradients(name, target, counted):
@@ -94,6 +95,7 @@ def test_kernels_on_several_threads_give_the_same_numbers_in_every_call():
     GEOMETRIES["many images"].check("llvm-cpu", calls=100)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS_OF_HALVES)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_kernels_multiply_bfloat16_as_such(name, target, counted):

@@ -42,6 +42,7 @@ GEOMETRIES = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_kernels_compute_convolutions_and_their_gradients(name, target, counted):
@@ -51,6 +52,7 @@ def test_kernels_compute_convolutions_and_their_gradients(name, target, counted)
     assert counted[-1].stats["filters"] == 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_kernels_widen_and_round_bfloat16_themselves(name, target, counted):

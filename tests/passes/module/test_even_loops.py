@@ -41,6 +41,7 @@ def test_a_line_search_compiles(tmp_path: Path) -> None:
     imported(tmp_path)
 
 
+@pytest.mark.slow
 def test_iree_still_cannot_convert_such_loops(tmp_path: Path, without: Any) -> None:
     """When this fails, IREE is fixed, and the pass can go."""
     without(EvenLoops)

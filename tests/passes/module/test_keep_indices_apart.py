@@ -49,6 +49,7 @@ def test_upsampled_images_train_at_every_size(tmp_path: Path) -> None:
         np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_iree_still_holds_all_indices_of_a_scatter_on_the_stack(
     tmp_path: Path, without: Callable[[type], None]
 ) -> None:

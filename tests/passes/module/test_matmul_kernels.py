@@ -204,6 +204,7 @@ def test_products_have_kernels_of_our_own(tmp_path: Path, target: str) -> None:
     assert [found.get(f"f{n}$async", found[f"f{n}"]) for n in range(len(CASES))] == [1] * len(CASES)
 
 
+@pytest.mark.thinned(2)
 @needs_x86
 @pytest.mark.parametrize("is_square", [False, True])
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
@@ -228,6 +229,7 @@ PARTIAL = (
 )
 
 
+@pytest.mark.thinned(2)
 @needs_x86
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.usefixtures("read")

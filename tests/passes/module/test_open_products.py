@@ -76,6 +76,7 @@ CASES: Mapping[str, tuple[type[nn.Module], tuple[int, ...], set[str]]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @needs_x86
 @pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
 @pytest.mark.parametrize("case", CASES)

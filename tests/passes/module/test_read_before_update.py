@@ -62,6 +62,7 @@ def test_a_layer_called_twice(tmp_path: Path, without) -> None:
     compiled(Decoder(), (2, 3, 4), tmp_path)
 
 
+@pytest.mark.slow
 def test_iree_still_updates_too_early(tmp_path: Path, without) -> None:
     """When this fails, IREE is fixed, and the pass can go."""
     without(ReadBeforeUpdate)

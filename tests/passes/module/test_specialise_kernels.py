@@ -43,6 +43,7 @@ def test_a_long_unrolled_loop_trains_as_eager_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, loss.item(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_iree_still_limits_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialise_kernels, "_MOST_CONSTANTS", 10000)
     monkeypatch.setattr(keep_operands_apart, "_MOST", 10000)

@@ -156,6 +156,7 @@ def test_a_choice_at_which_eager_breaks_a_parameter_is_skipped() -> None:
     assert skipped == ("all of x 0.0: eager gives NaN or infinity, in state/1/weight",)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("records", "reason"),
     [
