@@ -33,11 +33,11 @@ from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_contractions_apart import KeepContractionsApart
 from irongrad.passes.module.keep_globals_apart import KeepGlobalsApart
-from irongrad.passes.module.keep_indices_apart import KeepIndicesApart
 from irongrad.passes.module.keep_operands_apart import KeepOperandsApart
 from irongrad.passes.module.keep_packing_apart import KeepPackingApart
 from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
+from irongrad.passes.module.keep_scatters_apart import KeepScattersApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
 from irongrad.passes.module.keep_state import KeepState
 from irongrad.passes.module.load_where_read import LoadWhereRead
@@ -98,7 +98,7 @@ GLOBAL_OPTIMIZATION = Phase(
         KeepContractionsApart,
         KeepReductionsApart,
         KeepSlicesApart,
-        KeepIndicesApart,
+        KeepScattersApart,
     ),
 )
 FLOW = Phase(

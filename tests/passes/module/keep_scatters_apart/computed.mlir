@@ -1,5 +1,5 @@
-// Computed indices of any size are held; those of a fixed size are not, nor those that the function is given.
-// RUN: irongrad opt %s --pass keep-indices-apart
+// Computed indices and updates are held if they are large or of any size; what the function is given is not.
+// RUN: irongrad opt %s --pass keep-scatters-apart
 
 #order = affine_map<(i, j) -> (i, j)>
 
@@ -51,4 +51,27 @@ util.func public @fixed_size(%updates: tensor<4xf32>, %places: tensor<4x1xi64>, 
     iree_linalg_ext.yield %s : f32
   } -> tensor<?xf32>
   util.return %made : tensor<?xf32>
+}
+
+// CHECK-LABEL: @widened_updates
+util.func public @widened_updates(%halves: tensor<128x64xbf16>, %places: tensor<128x1xi64>, %into: tensor<16x64xf32>)
+    -> tensor<16x64xf32> {
+  %empty = tensor.empty() : tensor<128x64xf32>
+  // CHECK: %[[UPDATES:.*]] = linalg.generic
+  %updates = linalg.generic {indexing_maps = [#order, #order], iterator_types = ["parallel", "parallel"]}
+      ins(%halves : tensor<128x64xbf16>) outs(%empty : tensor<128x64xf32>) {
+  ^bb0(%in: bf16, %out: f32):
+    %w = arith.extf %in : bf16 to f32
+    linalg.yield %w : f32
+  } -> tensor<128x64xf32>
+  // CHECK: %[[HELD:.*]] = util.optimization_barrier {irongrad.held} %[[UPDATES]]
+  // CHECK: iree_linalg_ext.scatter
+  // CHECK-SAME: ins(%[[HELD]]
+  %made = iree_linalg_ext.scatter dimension_map = [0] unique_indices(false)
+      ins(%updates, %places : tensor<128x64xf32>, tensor<128x1xi64>) outs(%into : tensor<16x64xf32>) {
+  ^bb0(%new: f32, %old: f32):
+    %s = arith.addf %new, %old : f32
+    iree_linalg_ext.yield %s : f32
+  } -> tensor<16x64xf32>
+  util.return %made : tensor<16x64xf32>
 }
