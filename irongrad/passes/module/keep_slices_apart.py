@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from iree.compiler import ir
 
-from irongrad.mlir.barriers import hold
-from irongrad.mlir.linalg import inputs_of, is_elementwise, reduces, source_of
+from irongrad.mlir.barriers import hold, hold_behind
+from irongrad.mlir.linalg import inputs_of, is_elementwise, producer_of, reduces, source_of
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
@@ -26,7 +26,7 @@ class KeepSlicesApart(ModulePass):
     After:
         %s = tensor.extract_slice ...; %held = util.optimization_barrier %s; %r = linalg.generic {... %held[%i] ...}
 
-    There are two kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
+    There are three kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
 
     * Elements are looked up in a slice with gaps between its elements. IREE 3.13.0 takes the slice into the kernel and
       vectorises the lookups as `vector.gather` from memory with gaps: "LLVM Translation failed for operation:
@@ -34,6 +34,9 @@ class KeepSlicesApart(ModulePass):
     * A slice of any size is read beside the result of a reduction, as in `x[:, -1] + x.mean(1)`. IREE 3.13.0 joins
       dimensions of the reduction, but not those of the slice (CollapseDimensions.cpp), and divides no work over a
       reshape: "write affecting operations on global resources are restricted to workgroup distributed contexts".
+    * A slice of any size with a stride has elements that are computed from narrower ones, as in a convolution of
+      bfloat16 with a stride. IREE 3.13.0 computes all elements in each kernel that reads some, on the stack:
+      "'memref.alloca' op stack allocation size overflows 64 bits".
     """
 
     name: ClassVar[str] = "keep-slices-apart"
@@ -41,6 +44,9 @@ class KeepSlicesApart(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
+        widened = [op for op in inside(module.operation) if _is_widened_slice_of_any_size(op)]
+        for operation in widened:
+            hold_behind(operation.results[0])
         slices: dict[Any, list[tuple[Any, int]]] = {}
         for operation in inside(module.operation):
             for place in _slices_to_hold(operation):
@@ -49,7 +55,8 @@ class KeepSlicesApart(ModulePass):
             held = hold(value, ir.InsertionPoint.after(value.owner))
             for reader, place in readers:
                 reader.operands[place] = held
-        return PassResult(bool(slices), {"held": len(slices)})
+        held_slices = len(widened) + len(slices)
+        return PassResult(held_slices > 0, {"held": held_slices})
 
 
 def _slices_to_hold(operation: Any) -> list[int]:
@@ -61,6 +68,20 @@ def _slices_to_hold(operation: Any) -> list[int]:
     inputs = inputs_of(operation)
     slices = [place for place, value in enumerate(inputs) if _is_slice_of_any_size(value)]
     return slices if slices and any(_is_reduced(value) for value in inputs) else []
+
+
+def _is_widened_slice_of_any_size(operation: Any) -> bool:
+    """Whether an operation takes every so many elements of a tensor that is computed elementwise from narrower ones."""
+    if operation.name != _SLICE or operation.results[0].type.has_static_shape:
+        return False
+    if all(stride == 1 for stride in operation.attributes["static_strides"]):
+        return False
+    source = source_of(operation.operands[0])
+    while producer_of(source) == _SLICE:
+        source = source_of(source.owner.operands[0])
+    if producer_of(source) is None or not is_elementwise(source.owner):
+        return False
+    return any(op.name.startswith("arith.ext") for op in source.owner.regions[0].blocks[0])
 
 
 def _is_slice_of_any_size(value: Any) -> bool:

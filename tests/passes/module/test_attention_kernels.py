@@ -208,6 +208,33 @@ def test_any_number_of_samples(
     trains_as_eager(session, step, batches, rtol=tolerance, state=(tolerance, tolerance))
 
 
+class Latents(nn.Module):
+    """Queries that all samples share, and keys whose number is divided into equal parts, which are summed first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.queries, self.given = nn.Parameter(torch.randn(20, 24)), nn.Linear(24, 48, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = self.given(x.to(self.given.weight.dtype)).chunk(2, -1)
+        return attended(self.queries, k, v)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_queries_of_any_number_of_samples(
+    target: str, tmp_path: Path, trains_as_eager: Callable[..., None]
+) -> None:
+    def batch_of(samples: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(samples, 50, 24), "y": torch.randn(samples, 20, 24)}
+
+    model, sizes = Latents(), {"x": {0: "B"}, "y": {0: "B"}}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, mean_square, optimizer, batch_of(5), dynamic=sizes)
+    session = ig.compile(step, tmp_path, target=target, cache=False, entry_points=("train_step", "reset")).load()
+    trains_as_eager(session, step, [batch_of(samples) for samples in (1, 7, 2)], rtol=1e-5, state=(1e-5, 1e-5))
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_reductions_of_a_row_at_once(target: str, around_pass: AroundPass) -> None:
     """What one reduction reads must not be overwritten before the other has read it."""

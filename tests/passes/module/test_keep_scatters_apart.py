@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,13 @@ def test_an_embedding_trains_in_bfloat16(tmp_path: Path) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         loss = step.loss(step.model(x), y)
     np.testing.assert_allclose(session.train_step(x=x.numpy(), y=y.numpy()), loss.item(), rtol=2e-2)
+
+
+def test_an_embedding_trains_in_bfloat16_at_every_size(tmp_path: Path, trains_as_eager: Callable[..., None]) -> None:
+    step = replace(_embedded(), dynamic={n: {0: "B"} for n in "xy"}, precision="bf16")
+    session = ig.compile(step, tmp_path, cache=False, entry_points=["train_step", "reset"]).load()
+    batches = [{"x": torch.randint(16, (n, 64)), "y": torch.randint(4, (n,))} for n in (1, 7, 33)]
+    trains_as_eager(session, step, batches, rtol=2e-2, state=(2e-2, 2e-2))
 
 
 @pytest.mark.slow

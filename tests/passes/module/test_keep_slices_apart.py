@@ -1,7 +1,8 @@
-"""Lookups in slices with gaps (columns, every second element), and slices of any size beside a reduction."""
+"""Lookups in slices with gaps, such as columns; slices of any size beside a reduction, and of widened values."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from torch import Tensor, nn
 import irongrad as ig
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
 from irongrad.runtime.errors import ToolchainError
+
+_AVX2 = "llvm-cpu:cpu=x86-64-v3"
+
+_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
 
 INDEX = torch.tensor([1, 0, 3, 2])
 
@@ -82,3 +87,48 @@ def test_iree_still_divides_no_work_over_a_slice_beside_a_reduction(
     without(KeepSlicesApart)
     with pytest.raises(ToolchainError, match="workgroup distributed contexts"):
         ig.compile(_last_and_mean(), tmp_path, entry_points=["predict"])
+
+
+class _Strided(nn.Module):
+    """Every second column of what is computed in bfloat16: in a convolution, and in one of groups."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.into, self.out = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 1, stride=2, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.into(x.to(self.into.weight.dtype)).relu()).mean((1, 2, 3))
+
+
+def _distance(made: Tensor, y: Tensor) -> Tensor:
+    return (made - y).square().mean()
+
+
+def _strided(groups: int = 1) -> ig.TrainStep:
+    torch.manual_seed(0)
+    model = _Strided(groups)
+    inputs = {"x": torch.randn(5, 3, 8, 8), "y": torch.randn(5)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sizes = {n: {0: "B"} for n in inputs}
+    return ig.TrainStep(model, _distance, optimizer, inputs, dynamic=sizes, precision="bf16")
+
+
+@_x86
+@pytest.mark.parametrize("groups", [1, 4])
+def test_strided_convolutions_of_bfloat16_train_at_every_size(
+    groups: int, tmp_path: Path, trains_as_eager: Callable[..., None]
+) -> None:
+    entry_points = ["train_step", "reset"]
+    session = ig.compile(_strided(groups), tmp_path, target=_AVX2, cache=False, entry_points=entry_points).load()
+    batches = [{"x": torch.randn(size, 3, 8, 8), "y": torch.randn(size)} for size in (1, 7, 2)]
+    trains_as_eager(session, _strided(groups), batches, rtol=2e-2, state=(2e-2, 2e-2))
+
+
+@_x86
+def test_iree_still_computes_all_of_a_strided_slice_on_the_stack(
+    tmp_path: Path, without: Callable[[type], None]
+) -> None:
+    """When this fails, the third kind of the pass is no longer needed."""
+    without(KeepSlicesApart)
+    with pytest.raises(ToolchainError, match="stack allocation"):
+        ig.compile(_strided(), tmp_path, target=_AVX2, cache=False, entry_points=["train_step"])

@@ -215,7 +215,7 @@ def reduction_of(operation: Any) -> Reduction | None:
     parts = _reduced(before)
     if parts is None or producer_of(parts) != "tensor.expand_shape" or combiner_of(before) != combiner_of(operation):
         return Reduction(reduced, (operation,))
-    (row,) = parts.owner.operands
+    row = parts.owner.operands[0]  # behind it are sizes that are known at run time alone
     *rows, _, _ = parts.type.shape
     if rows != list(row.type.shape)[:-1]:
         return None
