@@ -175,10 +175,14 @@ def named_size(size: int | torch.SymInt, names: Names) -> Any:
 
 
 def holds(condition: Any, sizes: Mapping[str, int]) -> bool:
-    """Whether a condition is true at these sizes; a condition that divides by zero is false."""
+    """Whether a condition is true at these sizes; a condition that divides by zero is false.
+
+    So is one about the remainder of a negative number, such as the size of `x[3:]` for a size of 2: PyTorch's `Mod`
+    refuses it.
+    """
     try:
         return bool(condition.xreplace({symbol(n): sympy.Integer(s) for n, s in sizes.items()}))
-    except (ZeroDivisionError, TypeError):  # TypeError: an operand is not a number at these sizes
+    except (ZeroDivisionError, AssertionError, TypeError):  # TypeError: an operand is not a number at these sizes
         return False
 
 

@@ -12,7 +12,7 @@ import irongrad as ig
 from irongrad.runtime.errors import CaptureError
 from irongrad.sizes.constraints import conditions_of
 from irongrad.sizes.expressions import symbol
-from irongrad.sizes.limits import limits_up_to, multiple_of, spelled
+from irongrad.sizes.limits import limits_of, limits_up_to, multiple_of, spelled
 
 B, S, T = symbol("B"), symbol("S"), symbol("T")
 
@@ -50,6 +50,13 @@ def test_declared_relations_limit_the_sizes():
     limits = limits_up_to([sympy.Ne(T, 12)], {"T": 11}, declared)  # T != 12 is always true, as T is at most 11
     assert limits.largest == {"T": 9}
     assert [n for n in range(1, 12) if limits.allow({"T": n})] == [1, 3, 7, 9]
+
+
+def test_a_remainder_of_a_negative_number_allows_no_size():
+    """The gradient of `x.unfold(1, 3, 1)` divides by the number of windows."""
+    limits = limits_of([sympy.Eq(Mod(8 * T - 16, T - 2), 0)], ["T"])
+    assert limits.smallest == {"T": 3}
+    assert limits.conditions == ()
 
 
 def test_a_multiple_is_spelled_in_words():

@@ -122,8 +122,10 @@ def _is_worth_it(product: _Product) -> bool:
     """Whether one operand is a vector, and IREE reads the other one well where it is stored."""
     sizes = product.sizes
     left, right, result = product.maps
+    if len(sizes) != product.loops:
+        return False  # both operands are shared by all of a loop
     of_one = [prod(sizes[x] for x in result if x not in other) for other in (right, left)]
-    if min(of_one) > 1 or len(sizes) != product.loops or prod(sizes.values()) < _LEAST:
+    if min(of_one) > 1 or prod(sizes.values()) < _LEAST:
         return False
     matrix = left if of_one[0] > 1 else right
     inner = next((x for x in reversed(matrix) if sizes[x] > 1), None)

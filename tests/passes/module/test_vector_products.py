@@ -58,6 +58,20 @@ def test_a_sum_of_weighted_experts_trains_as_eager_does(around_pass: AroundPass,
     assert seen[::2] != seen[1::2]
 
 
+def test_rows_that_all_share_one_vector(tmp_path: Path) -> None:
+    """A loop that neither operand has: over equal rows. `ig.compile` compares with eager."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 16 * 12)
+
+    def loss(matrices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(rows[:, None].expand(-1, 5, 16), matrices.view(-1, 16, 12)).square().mean()
+
+    inputs = {"x": torch.randn(6, 16), "rows": torch.randn(6, 16)}
+    sizes = {"x": {0: "B"}, "rows": {0: "B"}}
+    step = ig.TrainStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs, dynamic=sizes)
+    ig.compile(step, tmp_path / "a", entry_points=("train_step",), cache=False)
+
+
 def test_iree_still_packs_the_matrix_of_such_a_product(tmp_path: Path) -> None:
     """When this fails, the pass may no longer be needed."""
     x, v, sums = "tensor<2048x1024xf32>", "tensor<1024xf32>", "tensor<2048xf32>"
