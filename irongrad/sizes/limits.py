@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
-from torch.utils._sympy.functions import Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from irongrad.sizes.dimensions import holds
 
@@ -90,7 +90,7 @@ def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
     """The limits that `conditions` set; a condition that allows an interval of one dimension becomes its bounds."""
     smallest, largest = dict.fromkeys(names, 1), dict[str, int]()
     others: dict[Any, None] = {}
-    for condition in conditions:
+    for condition in _with_divisors(conditions):
         found = sorted(s.name for s in getattr(condition, "free_symbols", ()))
         if not found:
             continue
@@ -103,6 +103,16 @@ def limits_of(conditions: Iterable[Any], names: Sequence[str]) -> Limits:
         if high is not None:
             largest[found[0]] = min(largest.get(found[0], high), high)
     return Limits(smallest, largest, tuple(others))
+
+
+def _with_divisors(conditions: Iterable[Any]) -> Iterator[Any]:
+    """The conditions. Before each that becomes no bounds: that it divides by no zero, which would end the process."""
+    for condition in conditions:
+        names = sorted(s.name for s in getattr(condition, "free_symbols", ()))
+        if len(names) > 1 or (names and _interval(condition, names[0]) is None):
+            divisors = {d.args[1] for d in condition.atoms(FloorDiv, Mod, PythonMod)}
+            yield from (sympy.Ne(d, 0) for d in sorted(divisors, key=str) if not d.is_Integer)
+        yield condition
 
 
 @functools.cache  # sympy takes seconds for all sizes, and the programs of a step share conditions

@@ -59,6 +59,14 @@ def test_a_remainder_of_a_negative_number_allows_no_size():
     assert limits.conditions == ()
 
 
+def test_no_size_divides_by_zero():
+    """A module that computes such a remainder ends the process."""
+    limits = limits_of(conditions_of(["B % (T - 1) == 0", "S // (B - T) == 2"], "BST"), ["B", "S", "T"])
+    assert limits.smallest == {"B": 1, "S": 1, "T": 2}
+    assert limits.conditions[1] == sympy.Ne(B - T, 0)
+    assert len(limits.conditions) == 3
+
+
 def test_a_multiple_is_spelled_in_words():
     (condition,) = conditions_of(["T % 8 == 0"], "T")
     assert multiple_of(condition) == (T, 8)
