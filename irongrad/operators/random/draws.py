@@ -9,9 +9,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from irongrad.operators.random.philox import MASK, Words, high_word, philox
+from irongrad.operators.random.philox import MASK, Words, high_word, philox, philox_eagerly
 from irongrad.operators.random.samplers import IN_PLACE, SAMPLERS
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -135,6 +136,9 @@ class Draws(TorchDispatchMode):
         places = torch.arange(size).reshape(list(shape)) if override is None else override
         number = torch.default_generator.initial_seed()
         torch.default_generator.manual_seed(number + 1)
+        if get_proxy_mode() is None and all(type(t) is torch.Tensor for t in (places, *self._draws, *self._key)):
+            others, key = (number, *map(int, self._draws)), [*map(int, self._key)]
+            return philox_eagerly(places, others, key)
         return philox((places, torch.full((), number), *self._draws), self._key)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

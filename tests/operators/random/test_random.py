@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from irongrad.operators.random import Draws
-from irongrad.operators.random.philox import philox
+from irongrad.operators.random.philox import philox, philox_eagerly
 
 COUNT = 100_000
 
@@ -177,3 +177,12 @@ def test_the_gradient_of_rrelu_is_the_drawn_slope(training: bool) -> None:
     noise = torch.where(x > 0, 1.0, torch.rand(50, dtype=torch.float64))
     arguments = (grad, x, noise, 0.1, 0.4, training, False)
     assert torch.equal(_rrelu_backward(*arguments), torch.ops.aten.rrelu_with_noise_backward.default(*arguments))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 3 << 13)])
+def test_known_numbers_have_the_words_of_the_operators(shape: tuple[int, ...]) -> None:
+    places = torch.arange(math.prod(shape)).reshape(shape) + 2**31
+    counter, key = (2**32 - 1, 7, 2**31), (2**32 - 3, 5)
+    expected = philox((places, *map(torch.tensor, counter)), (torch.tensor(key[0]), torch.tensor(key[1])))
+    for words, same in zip(philox_eagerly(places, counter, key), expected, strict=True):
+        assert torch.equal(words, same)
