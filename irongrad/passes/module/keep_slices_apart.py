@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar
 
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import hold, hold_behind
-from irongrad.mlir.linalg import inputs_of, is_elementwise, producer_of, reduces, source_of
+from irongrad.mlir.linalg import inputs_of, is_elementwise, producer_of, reduces, size_of, source_of
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
 _SLICE = "tensor.extract_slice"
 _LOOKUP = "tensor.extract"
+
+# A part is small if the whole has this many times its elements.
+_SMALL = 64
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class KeepSlicesApart(ModulePass):
     After:
         %s = tensor.extract_slice ...; %held = util.optimization_barrier %s; %r = linalg.generic {... %held[%i] ...}
 
-    There are three kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
+    There are four kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
 
     * Elements are looked up in a slice with gaps between its elements. IREE 3.13.0 takes the slice into the kernel and
       vectorises the lookups as `vector.gather` from memory with gaps: "LLVM Translation failed for operation:
@@ -37,6 +41,9 @@ class KeepSlicesApart(ModulePass):
     * A slice of any size with a stride has elements that are computed from narrower ones, as in a convolution of
       bfloat16 with a stride. IREE 3.13.0 computes all elements in each kernel that reads some, on the stack:
       "'memref.alloca' op stack allocation size overflows 64 bits".
+    * A small part is taken of elements that are computed from narrower ones, as by `x.float()[0]`. IREE 3.13.0 computes
+      all elements in each kernel that reads the part. It tiles that kernel for them, and unrolls the rest: a
+      Transformer with dropout took minutes to compile in bfloat16.
     """
 
     name: ClassVar[str] = "keep-slices-apart"
@@ -44,7 +51,7 @@ class KeepSlicesApart(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        widened = [op for op in inside(module.operation) if _is_widened_slice_of_any_size(op)]
+        widened = [op for op in inside(module.operation) if op.name == _SLICE and _is_widened_to_hold(op)]
         for operation in widened:
             hold_behind(operation.results[0])
         slices: dict[Any, list[tuple[Any, int]]] = {}
@@ -70,18 +77,20 @@ def _slices_to_hold(operation: Any) -> list[int]:
     return slices if slices and any(_is_reduced(value) for value in inputs) else []
 
 
-def _is_widened_slice_of_any_size(operation: Any) -> bool:
-    """Whether an operation takes every so many elements of a tensor that is computed elementwise from narrower ones."""
-    if operation.name != _SLICE or operation.results[0].type.has_static_shape:
-        return False
-    if all(stride == 1 for stride in operation.attributes["static_strides"]):
-        return False
-    source = source_of(operation.operands[0])
+def _is_widened_to_hold(taken: Any) -> bool:
+    """Whether a slice takes a small part, or every so many, of elements that are computed from narrower ones."""
+    source = source_of(taken.operands[0])
     while producer_of(source) == _SLICE:
         source = source_of(source.owner.operands[0])
     if producer_of(source) is None or not is_elementwise(source.owner):
         return False
-    return any(op.name.startswith("arith.ext") for op in source.owner.regions[0].blocks[0])
+    widens = any(op.name.startswith("arith.ext") for op in source.owner.regions[0].blocks[0])
+    return widens and (_has_strides_of_any_size(taken) or size_of(taken.results[0]) * _SMALL <= size_of(source) < inf)
+
+
+def _has_strides_of_any_size(taken: Any) -> bool:
+    strides = taken.attributes["static_strides"]
+    return not taken.results[0].type.has_static_shape and any(stride != 1 for stride in strides)
 
 
 def _is_slice_of_any_size(value: Any) -> bool:

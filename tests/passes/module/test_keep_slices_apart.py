@@ -1,8 +1,7 @@
-"""Lookups in slices with gaps, such as columns; slices of any size beside a reduction, and of widened values."""
+"""Lookups in slices with gaps, such as columns; slices of any size beside a reduction; parts of widened numbers."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 
 import irongrad as ig
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
+from irongrad.pipeline.iree.tools import compile_file
 from irongrad.runtime.errors import ToolchainError
+from tests.fixtures.processors import needs_x86
 
 _AVX2 = "llvm-cpu:cpu=x86-64-v3"
-
-_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="needs an x86 CPU")
 
 INDEX = torch.tensor([1, 0, 3, 2])
 
@@ -113,7 +112,7 @@ def _strided(groups: int = 1) -> ig.TrainStep:
     return ig.TrainStep(model, _distance, optimizer, inputs, dynamic=sizes, precision="bf16")
 
 
-@_x86
+@needs_x86
 @pytest.mark.parametrize("groups", [1, 4])
 def test_strided_convolutions_of_bfloat16_train_at_every_size(
     groups: int, tmp_path: Path, trains_as_eager: Callable[..., None]
@@ -124,7 +123,7 @@ def test_strided_convolutions_of_bfloat16_train_at_every_size(
     trains_as_eager(session, _strided(groups), batches, rtol=2e-2, state=(2e-2, 2e-2))
 
 
-@_x86
+@needs_x86
 def test_iree_still_computes_all_of_a_strided_slice_on_the_stack(
     tmp_path: Path, without: Callable[[type], None]
 ) -> None:
@@ -132,3 +131,35 @@ def test_iree_still_computes_all_of_a_strided_slice_on_the_stack(
     without(KeepSlicesApart)
     with pytest.raises(ToolchainError, match="stack allocation"):
         ig.compile(_strided(), tmp_path, target=_AVX2, cache=False, entry_points=["train_step"])
+
+
+PART = """
+util.func public @part(%x: tensor<3072xbf16>, %y: tensor<16x64xf32>) -> tensor<16x64xf32> {
+  %empty = tensor.empty() : tensor<3072xf32>
+  %wide = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>],
+      iterator_types = ["parallel"]} ins(%x : tensor<3072xbf16>) outs(%empty : tensor<3072xf32>) {
+  ^bb0(%in: bf16, %out: f32):
+    %w = arith.extf %in : bf16 to f32
+    linalg.yield %w : f32
+  } -> tensor<3072xf32>
+  %first = tensor.extract_slice %wide[0] [1] [1] : tensor<3072xf32> to tensor<f32>
+  %room = tensor.empty() : tensor<16x64xf32>
+  %sum = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> ()>,
+      affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]}
+      ins(%y, %first : tensor<16x64xf32>, tensor<f32>) outs(%room : tensor<16x64xf32>) {
+  ^bb0(%a: f32, %b: f32, %out: f32):
+    %s = arith.addf %a, %b : f32
+    linalg.yield %s : f32
+  } -> tensor<16x64xf32>
+  util.return %sum : tensor<16x64xf32>
+}
+"""
+
+
+def test_iree_still_widens_all_numbers_where_one_is_read(tmp_path: Path) -> None:
+    """When this fails, the fourth kind of the pass is no longer needed."""
+    source, flow = tmp_path / "part.mlir", tmp_path / "flow.mlir"
+    source.write_text(PART)
+    flags = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+    compile_file([*flags, "--compile-from=global-optimization", "--compile-to=flow"], source, flow)
+    assert flow.read_text().count("flow.executable.export") == 1
