@@ -112,6 +112,7 @@ def _direction(
         inner = [state_weight, *projection, *([inner_bias] if cell == "gru" else [])]
         bias = bias if cell == "gru" else bias + inner_bias
     projected = linear(x.flip(0) if backwards else x, input_weight, bias)
-    results = recurrent(cell, projected, state, inner)
-    y = results[len(state)]
-    return y.flip(0) if backwards else y, results[: len(state)]
+    # Under autocast weights may be wider than the state, which has the input's dtype. The steps are as wide as weights.
+    results = recurrent(cell, projected, [s.to(input_weight.dtype) for s in state], inner)
+    *last, y = (r.to(s.dtype) for r, s in zip(results, [*state, state[0]], strict=False))
+    return y.flip(0) if backwards else y, last

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -177,3 +178,28 @@ def test_one_module_trains_as_eager_at_every_number_of_steps_and_rows(kind, tmp_
 def test_an_lstm_is_as_large_for_512_steps_as_for_64(tmp_path):
     short, long = compile_tagger(64, tmp_path / "short"), compile_tagger(512, tmp_path / "long")
     assert long < 1.25 * short
+
+
+class _Behind(nn.Module):
+    """A recurrent layer behind a linear one, which autocast computes in bfloat16."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.layer = nn.Linear(6, 8), kind(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, last = self.layer(self.linear(x))
+        return y.mean(0) + (last[0] if isinstance(last, tuple) else last)[0]
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(nn.LSTM, 20), (nn.GRU, 20), (nn.RNN, 4)])
+def test_a_layer_behind_another_trains_in_bfloat16(kind: Any, steps: int, tmp_path: Path) -> None:
+    model = _Behind(kind)
+    inputs = {"x": torch.randn(steps, 3, 6), "y": torch.randn(3, 5)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    session = ig.compile(step, tmp_path, cache=False, precision="bf16").load()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(inputs["x"])
+    found = session.predict(x=inputs["x"].numpy())
+    np.testing.assert_allclose(np.asarray(found, np.float32), expected.detach().float(), rtol=2e-2, atol=2e-2)
