@@ -10,7 +10,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.mlir.transposes import size_along
+from irongrad.mlir.transposes import unknown_sizes
 
 BARRIER = "util.optimization_barrier"
 MARK = "irongrad.held"
@@ -32,8 +32,7 @@ def _sizes(value: Any) -> list[Any]:
     IREE 3.13.0 does not find them through a barrier: "'tensor.dim' op unexpected during shape cleanup". Test:
     tests/mlir/test_barriers.py::test_iree_still_loses_sizes_behind_a_barrier.
     """
-    kind = ir.ShapedType(value.type)
-    return [size_along(value, d) for d in range(kind.rank) if kind.is_dynamic_dim(d)]
+    return unknown_sizes(value)
 
 
 def gradient_line(result: str, value: str, kind: str) -> str:

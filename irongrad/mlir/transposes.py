@@ -64,6 +64,12 @@ def size_along(value: Any, dimension: int) -> Any:
     return ir.Operation.create("tensor.dim", [index], [value, place]).result
 
 
+def unknown_sizes(value: Any) -> list[Any]:
+    """The sizes of a tensor that are known at run time alone, as `size_along` gives them."""
+    kind = value.type
+    return [size_along(value, d) for d in range(len(kind.shape)) if kind.is_dynamic_dim(d)]
+
+
 def summed(operand: Lettered, letters: str) -> Any:
     """Add up `operand` over the dimensions whose letters are not in `letters`, at the current insertion point.
 
@@ -105,7 +111,7 @@ def _map(loops: str, letters: str) -> ir.AffineMapAttr:
 def split(value: Any, dimension: int, size: int) -> Any:
     """Split a dimension of `value` in two, of which the inner one has `size` elements."""
     shape = list(value.type.shape)
-    unknown = [size_along(value, d) for d in range(len(shape)) if value.type.is_dynamic_dim(d)]
+    unknown = unknown_sizes(value)
     shape[dimension : dimension + 1] = [shape[dimension] // size, size]
     attributes = {
         "reassociation": _groups(len(shape), dimension),

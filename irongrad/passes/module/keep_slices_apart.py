@@ -94,8 +94,7 @@ def _has_strides_of_any_size(taken: Any) -> bool:
 
 
 def _is_slice_of_any_size(value: Any) -> bool:
-    source = source_of(value)
-    return not isinstance(source.owner, ir.Block) and source.owner.name == _SLICE and not value.type.has_static_shape
+    return producer_of(source_of(value)) == _SLICE and not value.type.has_static_shape
 
 
 def _is_reduced(value: Any) -> bool:
