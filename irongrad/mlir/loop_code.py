@@ -39,10 +39,10 @@ def vector_of(width: int) -> ir.VectorType:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of a vector of float32 that are read and written; those of a part of a vector are its first.
+    """The lanes of a vector that are read and written; those of a part of a vector are its first.
 
     Attributes:
-        kind: the type of the vector.
+        kind: the type of the vector that is written.
         mask: which lanes there are; None for all.
     """
 
@@ -55,10 +55,11 @@ class Lanes:
         return Lanes(self.kind, vector.create_mask(kind, [constant(count)]))
 
     def load(self, memory: Any, place: Any) -> Any:
-        """The vector at an index of a memref of rank 1; lanes that are left out are zero."""
+        """The vector at an index of a memref of rank 1, of its elements; lanes that are left out are zero."""
+        kind = ir.VectorType.get(self.kind.shape, memory.type.element_type)
         if self.mask is None:
-            return vector.load(self.kind, memory, [place])
-        return vector.maskedload(self.kind, memory, [place], self.mask, zeros(self.kind))
+            return vector.load(kind, memory, [place])
+        return vector.maskedload(kind, memory, [place], self.mask, zeros(kind))
 
     def store(self, values: Any, memory: Any, place: Any) -> None:
         """Store a vector at an index of a memref of rank 1."""

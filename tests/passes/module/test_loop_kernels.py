@@ -97,6 +97,21 @@ _ITERATION = """%i = linalg.index 0 : index
       %y = arith.addf %x, %e"""
 _READ_NUMBER = """%changing = tensor.extract %h[%first, %first] : tensor<6x32xf32>
     %mean ="""
+_ROUNDED = """%narrow = tensor.empty() : tensor<9x6x32xbf16>
+  %short = linalg.generic {
+      indexing_maps = [affine_map<(t, i, j) -> (t, i, j)>, affine_map<(t, i, j) -> (t, i, j)>],
+      iterator_types = ["parallel", "parallel", "parallel"]
+  } ins(%rows : tensor<9x6x32xf32>) outs(%narrow : tensor<9x6x32xbf16>) {
+  ^bb0(%a: f32, %o: bf16):
+    %x = arith.truncf %a : f32 to bf16
+    linalg.yield %x : bf16
+  } -> tensor<9x6x32xbf16>
+  %stack ="""
+_OF_ROWS = "extract_slice %rows[%t, 0, 0] [1, 6, 32] [1, 1, 1] : tensor<9x6x32xf32> to tensor<6x32xf32>"
+_ADDED = "ins(%product, %row, %bias : tensor<6x32xf32>, tensor<6x32xf32>"
+_WIDENED = """%b = arith.extf %e : bf16 to f32
+      %x = arith.addf %a, %b : f32
+      %y = arith.addf"""
 _SUM = """%sum = linalg.generic {
         indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>],
         iterator_types = ["parallel", "parallel"]
@@ -170,6 +185,16 @@ COMPUTED: dict[str, tuple[list[tuple[str, str]], Iteration]] = {
         ],
         lambda h, c, row, product: (product + row, (h + c) / 2, np.roll(product, 16, 1)),
     ),
+    "rounded rows": (
+        [
+            (_OF_ROWS, _OF_ROWS.replace("rows", "short").replace("f32", "bf16")),
+            ("%stack =", _ROUNDED),
+            (_ADDED, _ADDED.replace(", tensor<6x32xf32>", ", tensor<6x32xbf16>")),
+            ("^bb0(%a: f32, %b: f32, %d: f32", "^bb0(%a: f32, %e: bf16, %d: f32"),
+            ("%x = arith.addf %a, %b : f32\n      %y = arith.addf", _WIDENED),
+        ],
+        lambda h, c, row, product: (product + row, (h + c) / 2, product + row),
+    ),
     "a product of a sum": (
         [
             ("%product =", _SUM),
@@ -219,6 +244,8 @@ def expected(case: str, w: Any, h: Any, c: Any, rows: Any, bias: Any) -> list[An
     w, h, c, rows, bias = (np.float64(x) for x in (w, h, c, rows, bias))
     iteration, kept = COMPUTED[case][1], []
     order = range(STEPS)[::-1] if case == "from behind" else range(STEPS)
+    if case == "rounded rows":
+        rows = torch.from_numpy(rows).to(torch.bfloat16).double().numpy()
     for t in order:
         left = h + c if case == "a product of a sum" else h
         h, c, one = iteration(h, c, rows[t] + bias, left @ w)
@@ -293,16 +320,16 @@ def test_recurrent_layers_are_kernels(around_pass: Callable[..., list[bytes]], c
 
 @needs_x86
 @pytest.mark.parametrize("layer", [nn.LSTM(20, 32), nn.GRU(20, 32), nn.RNN(20, 32)], ids=str)
-def test_under_autocast_only_the_backward_is_a_kernel(
+def test_layers_under_autocast_are_kernels(
     tmp_path: Path, around_pass: Callable[..., list[bytes]], layer: nn.Module
 ) -> None:
-    """The forward rounds its state to bfloat16. The backward runs outside of autocast, in float32."""
+    """The forward reads gates that are projected in bfloat16."""
     inputs = {"x": torch.randn(18, 6, 20), "y": torch.randn(18, 6, 32)}
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     step = ig.TrainStep(layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), optimizer, inputs)
     modules = around_pass(LoopKernels)
     ig.compile(step, tmp_path, precision="bf16", entry_points=("train_step",), cache=False)
-    assert launched_in(modules) == 1
+    assert launched_in(modules) == 2
 
 
 @needs_x86

@@ -168,9 +168,7 @@ class ProductCode:
 
 def _loaded(lanes: Lanes, memory: Any, place: Any) -> Any:
     """A vector of float32 of memory of float32 or bfloat16."""
-    element = memory.type.element_type
-    of_memory = Lanes(ir.VectorType.get(lanes.kind.shape, element), lanes.mask)
-    return _widened(of_memory.load(memory, place), lanes.kind)
+    return _widened(lanes.load(memory, place), lanes.kind)
 
 
 def _widened(value: Any, kind: ir.Type) -> Any:

@@ -167,12 +167,11 @@ class Point:
         if one.inside is not None:
             return self.value(one.inside)
         memory = self.row.memory.read[one.value]
-        of_memory = ir.VectorType.get([kernel.width], memory.type.element_type)
         c, f = (ir.AffineExpr.get_dim(i) for i in range(2))
         column = number(c + f + self.beyond, self.column, self.row.column)
         place = self.row.place(one.loops, one.value.type.shape, batch, column)
-        loaded = Lanes(of_memory, self.lanes.mask).load(memory, place)
-        return loaded if of_memory == kind else arith.trunci(kind, loaded)
+        loaded = self.lanes.load(memory, place)
+        return loaded if loaded.type == kind else arith.trunci(kind, loaded)
 
     def store(self, matrix: Any, value: Any) -> None:
         """Write code that keeps the vector of a matrix."""

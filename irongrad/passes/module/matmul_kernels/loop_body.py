@@ -21,11 +21,13 @@ _INDICES = frozenset({"arith.subi", "arith.constant"})
 _PRODUCT = "linalg.matmul"
 _KNOWN = frozenset({GENERIC, _SLICE, _INSERT, _EMPTY, _PRODUCT, "linalg.fill", "scf.yield"}) | _MARKS | _INDICES
 
-# The dialects of the operations that elementwise code may consist of, the types that it may compute, and the types of
-# the elements that it may hand on.
+# The dialects of the operations that elementwise code may consist of, the types that it may compute, the types of the
+# elements that it may hand on, and of those that a kernel reads from memory.
 _SCALAR = ("arith.", "math.")
 _TYPES = frozenset({"f32", "f64", "i1"})
-_ELEMENTS = frozenset({"f32", "i1"})
+_ELEMENTS = frozenset({"f32", "bf16", "i1"})
+_READ = frozenset({"f32", "bf16"})
+_CONVERSIONS = frozenset({"arith.extf", "arith.truncf"})
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class LoopBody:
             return None
         stack, index = value.owner.operands
         step = _step(index, self.iteration)
-        column = _column_of_row(value.owner, stack.type)
+        column = _column_of_row(value.owner, stack.type, _READ)
         if step is None or column is None or not self.is_outside(stack):
             return None
         rows = step.first, step.first + step.sign * (self.trips - 1)
@@ -245,7 +247,7 @@ def _is_known(value: Any, body: LoopBody) -> bool:
         return False
     if not body.is_outside(value) and getattr(value.owner, "name", "") == GENERIC:
         return _is_plain(value.owner)
-    if not _is_matrix(value):
+    if not _is_matrix(value, _READ):
         return False
     if body.is_outside(value) or value.owner in body.products or body.row_of_stack(value) is not None:
         return True
@@ -258,7 +260,7 @@ def _is_known(value: Any, body: LoopBody) -> bool:
 
 def _is_shared(value: Any, body: LoopBody) -> bool:
     """Whether `value` is a row for all rows of the batch, or a number for all elements."""
-    return len(value.type.shape) <= 1 and str(value.type.element_type) == "f32" and body.is_outside(value)
+    return len(value.type.shape) <= 1 and str(value.type.element_type) in _READ and body.is_outside(value)
 
 
 def _is_plain(operation: Any) -> bool:
@@ -275,10 +277,16 @@ def _is_plain(operation: Any) -> bool:
         and of_result == whole
         and all(m in (whole, *shared) for m in of_inputs)
         and all(op.name.startswith(_SCALAR) and not op.regions for op in body[:-1])
-        and all(str(value.type) in _TYPES for op in body for value in (*op.operands, *op.results))
+        and all(_has_vectors(op) for op in body[:-1])
         and all(_is_inside_or_constant(value, block) for op in body for value in op.operands)
         and all(str(i.type.element_type) in _ELEMENTS for i in inputs_of(operation))
     )
+
+
+def _has_vectors(operation: Any) -> bool:
+    """Whether vectors have the types of an operation; numbers of bfloat16 are widened and rounded, nothing else."""
+    types = _TYPES | {"bf16"} if operation.name in _CONVERSIONS else _TYPES
+    return all(str(value.type) in types for value in (*operation.operands, *operation.results))
 
 
 def _is_inside_or_constant(value: Any, block: Any) -> bool:
@@ -314,10 +322,10 @@ def _step(index: Any, iteration: Any) -> Step | None:
     return None if first is None else Step(first, -1)
 
 
-def _column_of_row(operation: Any, stack: Any) -> int | None:
-    """The first column of a slice of one matrix of a stack of float32, with all rows of the matrix; else None."""
+def _column_of_row(operation: Any, stack: Any, elements: Collection[str] = ("f32",)) -> int | None:
+    """The first column of a slice of one matrix of a stack of `elements`, with all rows of the matrix; else None."""
     offsets, sizes, strides = (_static(operation, f"static_{x}") for x in ("offsets", "sizes", "strides"))
-    known = stack.rank == 3 and stack.has_static_shape and str(stack.element_type) == "f32"
+    known = stack.rank == 3 and stack.has_static_shape and str(stack.element_type) in elements
     if not known or offsets[1] != 0 or sizes[:2] != [1, stack.shape[1]] or strides != [1, 1, 1]:
         return None
     inside = min(offsets[2], sizes[2]) >= 0 and offsets[2] + sizes[2] <= stack.shape[2]

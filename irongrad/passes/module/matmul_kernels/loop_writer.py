@@ -28,6 +28,11 @@ def executable_of(kernel: LoopKernel, name: str) -> Any:
     return executable
 
 
+def _row_of(binding: Any, kind: Any) -> Any:
+    """The memory of a tensor as a memref of rank 1."""
+    return row_of(binding, prod(kind.shape), kind.element_type)
+
+
 @dataclass(frozen=True, eq=False)
 class _Writer:
     """Writes the code of one workgroup.
@@ -51,12 +56,12 @@ class _Writer:
     @classmethod
     def of(cls, kernel: LoopKernel, bindings: Sequence[Any]) -> _Writer:
         """A writer for a function with the arguments `bindings`."""
-        body, given = kernel.body, len(kernel.read)
-        sizes = [prod(v.type.shape) for v in kernel.read] + [p.layout.elements for p in kernel.products]
-        sizes += [prod(kind.shape) for kind in kernel.made]
-        rows = [row_of(b, size) for b, size in zip(bindings, sizes, strict=True)]
-        behind = given + len(kernel.products)
-        read, rights, made = rows[:given], rows[given:behind], rows[behind:]
+        body, given, behind = kernel.body, len(kernel.read), len(kernel.read) + len(kernel.products)
+        read = [_row_of(b, v.type) for b, v in zip(bindings[:given], kernel.read, strict=True)]
+        rights = [
+            row_of(b, p.layout.elements) for b, p in zip(bindings[given:behind], kernel.products, strict=True)
+        ]
+        made = [_row_of(b, kind) for b, kind in zip(bindings[behind:], kernel.made, strict=True)]
         results, working = made[: len(body.loop.results)], made[len(body.loop.results) :]
         lefts = [p for p in kernel.products if kernel.carried_left(p) is None]
         written: dict[Any, Any] = {s: results[s.place] for s in body.stacks}
@@ -205,7 +210,8 @@ class _Point:
             return self._load(memory, shape[1], offset)
         if len(shape) == 1:
             return self.lanes.load(memory, number(ir.AffineExpr.get_dim(0) + offset, self.column))
-        return vector.broadcast(self.lanes.kind, memref.load(memory, [constant(0)]))
+        kind = ir.VectorType.get(self.lanes.kind.shape, value.type.element_type)
+        return vector.broadcast(kind, memref.load(memory, [constant(0)]))
 
     def _load(self, memory: Any, width: int, offset: int, step: Step | None = None) -> Any:
         return self.lanes.load(memory, self.place(width, offset, step))
