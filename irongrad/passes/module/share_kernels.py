@@ -142,7 +142,7 @@ def _merged(kernels: Sequence[_Kernel]) -> Mapping[str, _Call]:
     every = {name_of(kernel.executable): kernel.offsets for kernel in kernels}
     varying = [i for i, values in enumerate(zip(*every.values(), strict=True)) if len(set(values)) > 1]
     block = first.function.regions[0].blocks[0]
-    dynamic = {i: block.add_argument(ir.IndexType.get(), first.function.location) for i in varying}
+    dynamic = dict(zip(varying, _add_indices(block, len(varying)), strict=True))
     kind = ir.FunctionType.get([argument.type for argument in block.arguments], [])
     first.function.attributes["function_type"] = ir.TypeAttr.get(kind)
     start = 0
@@ -153,6 +153,22 @@ def _merged(kernels: Sequence[_Kernel]) -> Mapping[str, _Call]:
     name = ir.SymbolRefAttr.get([name_of(first.executable), name_of(first.function)])
     entry_points = ir.ArrayAttr.get([name])
     return {n: _Call(entry_points, tuple(offsets[i] for i in varying)) for n, offsets in every.items()}
+
+
+def _add_indices(block: Any, count: int) -> list[Any]:
+    """Add index arguments to a kernel, and return them.
+
+    They are between the operands and the results, as in a dispatch. Otherwise IREE 3.13.0 takes the layouts of results
+    from arguments that are as many places behind (SpecializeEncodings.cpp), and a reader sees the numbers permuted.
+    """
+    results = [argument for argument in block.arguments if "writeonly" in str(argument.type)]
+    added = [block.add_argument(ir.IndexType.get(), ir.Location.unknown()) for _ in range(count)]
+    first = len(block.arguments) - len(added) - len(results)
+    for result in results:
+        result.replace_all_uses_with(block.add_argument(result.type, ir.Location.unknown()))
+    for _ in results:
+        block.erase_argument(first)
+    return list(block.arguments)[first : first + count]
 
 
 def _read_at(operation: Any, dynamic: Mapping[int, Any]) -> None:

@@ -1,9 +1,10 @@
-// Kernels that read at different offsets become one with the offset as an argument. A second run changes nothing.
+// Kernels that read at different offsets become one with the offset as an argument, which comes before the result. A
+// second run changes nothing.
 // RUN: irongrad opt %s --pass share-kernels
 // RUN: irongrad opt %s --pass share-kernels --pass share-kernels
 
 // CHECK: flow.executable private @a {
-// CHECK: func.func @a([[FROM:%.+]]: {{.+}}, [[TO:%.+]]: {{.+}}, [[BEGIN:%.+]]: index) {
+// CHECK: func.func @a([[FROM:%.+]]: {{.+}}, [[BEGIN:%.+]]: index, [[TO:%.+]]: {{.+}}) {
 // CHECK-NEXT: [[PART:%.+]] = iree_tensor_ext.dispatch.tensor.load [[FROM]], offsets = {{\[}}[[BEGIN]]], sizes = [5]
 // CHECK-NEXT: iree_tensor_ext.dispatch.tensor.store [[PART]], [[TO]], offsets = [0], sizes = [5]
 // CHECK-NEXT: return

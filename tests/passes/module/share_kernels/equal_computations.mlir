@@ -2,7 +2,7 @@
 // RUN: irongrad opt %s --pass share-kernels
 
 // CHECK: flow.executable private @a {
-// CHECK: func.func @a({{.+}}, {{.+}}, [[BEGIN:%.+]]: index) {
+// CHECK: func.func @a({{.+}}, [[BEGIN:%.+]]: index, {{.+}}) {
 // CHECK-NEXT: [[PART:%.+]] = iree_tensor_ext.dispatch.tensor.load {{.+}}, offsets = {{\[}}[[BEGIN]]]
 // CHECK-NEXT: arith.negf [[PART]]
 // CHECK-NOT: flow.executable private
