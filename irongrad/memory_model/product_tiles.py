@@ -75,7 +75,7 @@ _FEW_ROWS, _FEW_ROWS_OF_LONG = 512, 1024
 
 # Multiplications of the smallest product that has a kernel of ours, about 10 µs of one core. IREE's kernels for smaller
 # products are slower, but there are fewer of them: IREE fuses elementwise code before and after the product with it.
-_LEAST = 1 << 20
+SMALLEST = 1 << 20
 
 # The longest chain of additions in a product of more summands than `_LONG`, where the error of one chain would be
 # several times that of eager's blocked kernels (operators/decompositions/reductions.py).
@@ -121,7 +121,7 @@ def tile_for(sizes: Mapping[str, int], tiles: Sequence[Tile]) -> Tile | None:
         sizes: the numbers of rows (`r`), of columns (`c`), of summands (`k`) and of pairs of matrices (`b`).
         tiles: the tiles to choose from.
     """
-    if math.prod(sizes.values()) < _LEAST:
+    if math.prod(sizes.values()) < SMALLEST:
         return None
     rows, columns, summands = sizes["r"], sizes["c"], sizes["k"]
     fit = [t for t in tiles if rows >= t.rows and summands % t.summands == 0 and summands >= t.fewest]
@@ -149,7 +149,7 @@ def has_windows(sizes: Mapping[str, int], stretch: int, *, halves: bool = False)
         stretch: along how many summands the image has one stride.
         halves: whether the operands are bfloat16, of which pairs of summands are multiplied.
     """
-    enough = sizes["r"] >= _ROWS and sizes["c"] > 1 and sizes["k"] >= _FEWEST and math.prod(sizes.values()) >= _LEAST
+    enough = sizes["r"] >= _ROWS and sizes["c"] > 1 and sizes["k"] >= _FEWEST and math.prod(sizes.values()) >= SMALLEST
     if halves:
         pairs = stretch // 2
         return enough and stretch % 2 == 0 and longest_stretch(pairs, _HALF_CHAIN // 2) >= min(pairs, _STRETCH)
@@ -163,7 +163,7 @@ def has_copied_windows(sizes: Mapping[str, int], stretch: int) -> bool:
         sizes: as for `tile_for`.
         stretch: how many numbers of the image are neighbours: summands, or the rows of a weight gradient.
     """
-    enough = sizes["r"] >= AMX_ROWS and sizes["c"] > 1 and math.prod(sizes.values()) >= _LEAST
+    enough = sizes["r"] >= AMX_ROWS and sizes["c"] > 1 and math.prod(sizes.values()) >= SMALLEST
     longest = longest_stretch(stretch, _HALF_CHAIN) >= min(stretch, _STRETCH)
     return enough and sizes["k"] % 2 == 0 and sizes["k"] >= AMX_SUMMANDS and longest
 

@@ -36,7 +36,8 @@ class Cell(NamedTuple):
         step: (projected input, state, weights) -> (new state, values saved for the backward). The first tensor of the
             state is the output. The saved values begin with the rest of the new state.
         back: (gradient of the new state, old state, new state and saved values, weights) -> (gradient of the projected
-            input, gradients of the old state, other gradients from which those of the weights are computed).
+            input, gradients of the old state, other gradients from which those of the weights are computed). The first
+            and the last ones have the dtype of the weights.
         weights: (old outputs, new states and saved values, gradients of the projected inputs, other gradients), each
             stacked over the steps -> gradients of the weights.
     """
@@ -48,12 +49,12 @@ class Cell(NamedTuple):
 
 def _lstm(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:
     h, c = state
-    i, f, g, o = (x + h @ weights[0].t()).chunk(4, -1)
+    i, f, g, o = (x + _linear(h, weights[0], h.dtype)).chunk(4, -1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     c = f * c + i * g
     h = o * c.tanh()
     for projection in weights[1:]:
-        h = h @ projection.t()
+        h = _linear(h, projection, h.dtype)
     return (h, c), (c, i, f, g, o)
 
 
@@ -67,11 +68,11 @@ def _lstm_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -
     t = c.tanh()
     dm = dh
     for projection in weights[1:]:
-        dm = dh @ projection
+        dm = _linear(dh, projection.t(), dh.dtype)
     dc = dc + dm * o * (1 - t * t)
     di, df, dg, do = dc * g, dc * old[1], dc * i, dm * t
-    da = torch.cat([di * i * (1 - i), df * f * (1 - f), dg * (1 - g * g), do * o * (1 - o)], -1)
-    return da, (da @ weights[0], dc * f), [dh] * (len(weights) - 1)
+    da = _joined([di * i * (1 - i), df * f * (1 - f), dg * (1 - g * g), do * o * (1 - o)], weights[0].dtype)
+    return da, (_linear(da, weights[0].t(), dc.dtype), dc * f), [dh.to(da.dtype)] * (len(weights) - 1)
 
 
 def _lstm_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
@@ -82,7 +83,7 @@ def _lstm_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> T
 
 def _gru(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:
     (h,) = state
-    hidden = h @ weights[0].t()
+    hidden = _linear(h, weights[0], h.dtype)
     for bias in weights[1:]:
         hidden = hidden + bias
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), hidden.chunk(3, -1)
@@ -102,41 +103,51 @@ def _gru_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) ->
     dn = dh * (1 - z) * (1 - n * n)
     dr = dn * hn * r * (1 - r)
     dz = dh * (h - n) * z * (1 - z)
-    hidden = torch.cat([dr, dz, dn * r], -1)
-    return torch.cat([dr, dz, dn], -1), (dh * z + hidden @ weights[0],), (hidden,)
+    hidden = _joined([dr, dz, dn * r], weights[0].dtype)
+    return _joined([dr, dz, dn], hidden.dtype), (dh * z + _linear(hidden, weights[0].t(), h.dtype),), (hidden,)
 
 
 def _gru_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
     """The gradients of the state's weight and bias; r multiplies this bias, so it has a gradient of its own."""
     (hidden,) = others
-    return [_product(hidden, old), hidden.sum((0, 1))]
+    return [_product(hidden, old), hidden.sum((0, 1), dtype=old.dtype)]
 
 
 def _rnn_tanh(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:
-    return ((x + state[0] @ weights[0].t()).tanh(),), ()
+    return ((x + _linear(state[0], weights[0], state[0].dtype)).tanh(),), ()
 
 
 def _rnn_tanh_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
-    da = grads[0] * (1 - saved[0] * saved[0])
-    return da, (da @ weights[0],), ()
+    da = (grads[0] * (1 - saved[0] * saved[0])).to(weights[0].dtype)
+    return da, (_linear(da, weights[0].t(), grads[0].dtype),), ()
 
 
 def _rnn_relu(x: Tensor, state: Tensors, weights: Tensors) -> tuple[Tensors, Tensors]:
-    return ((x + state[0] @ weights[0].t()).relu(),), ()
+    return ((x + _linear(state[0], weights[0], state[0].dtype)).relu(),), ()
 
 
 def _rnn_relu_back(grads: Tensors, old: Tensors, saved: Tensors, weights: Tensors) -> tuple[Tensor, Tensors, Tensors]:
-    da = torch.where(saved[0] > 0, grads[0], 0)
-    return da, (da @ weights[0],), ()
+    da = torch.where(saved[0] > 0, grads[0], 0).to(weights[0].dtype)
+    return da, (_linear(da, weights[0].t(), grads[0].dtype),), ()
 
 
 def _rnn_weights(old: Tensor, saved: Tensors, dx: Tensor, others: Tensors) -> Tensors:
     return [_product(dx, old)]
 
 
+def _linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product with a weight, (outputs, inputs), as `dtype`; the weight's own dtype may be narrower."""
+    return (x.to(weight.dtype) @ weight.t()).to(dtype)
+
+
+def _joined(gates: Tensors, dtype: torch.dtype) -> Tensor:
+    """Gradients of gates side by side, rounded before: a kernel of a loop joins values that it has computed."""
+    return torch.cat([gate.to(dtype) for gate in gates], -1)
+
+
 def _product(grads: Tensor, values: Tensor) -> Tensor:
-    """The sum over steps and batch of the outer products of `grads` and `values`."""
-    return grads.flatten(0, 1).t() @ values.flatten(0, 1)
+    """The sum over steps and batch of the outer products of `grads` and `values`, in the dtype of `grads`."""
+    return grads.flatten(0, 1).t() @ values.to(grads.dtype).flatten(0, 1)
 
 
 CELLS = {
@@ -260,7 +271,7 @@ def _recurrent_fake(cell: str, x: Tensor, state: list[Tensor], weights: list[Ten
 def _recurrent_backward_fake(
     cell: str, grads: list[Tensor], state: list[Tensor], weights: list[Tensor], saved: list[Tensor]
 ) -> list[Tensor]:
-    dx = grads[-1].new_empty((*grads[-1].shape[:2], weights[0].shape[0]))
+    dx = weights[0].new_empty((*grads[-1].shape[:2], weights[0].shape[0]))
     return [dx, *(t.new_empty(t.shape) for t in (*state, *weights))]
 
 

@@ -18,10 +18,10 @@ from irongrad.passes.module.matmul_kernels import loops
 from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.targets import parse_target
+from tests.fixtures.half_products import AMX, AVX2, AVX512, AVX512_BF16, runs
 from tests.fixtures.module_texts import Written, functions_of
 from tests.fixtures.processors import needs_x86
 
-AVX2_TARGET = "llvm-cpu:cpu=x86-64-v3"
 STEPS, BATCH, WIDTH = 9, 6, 32
 
 
@@ -254,7 +254,7 @@ def expected(case: str, w: Any, h: Any, c: Any, rows: Any, bias: Any) -> list[An
 
 
 @needs_x86
-@pytest.mark.parametrize("target", ["llvm-cpu", AVX2_TARGET])
+@pytest.mark.parametrize("target", ["llvm-cpu", AVX2])
 def test_kernels_compute_what_loops_do(tmp_path: Path, around_pass: Callable[..., list[bytes]], target: str) -> None:
     rng = np.random.default_rng(0)
     shapes = (WIDTH, WIDTH), (BATCH, WIDTH), (BATCH, WIDTH), (STEPS, BATCH, WIDTH), (WIDTH,)
@@ -290,15 +290,15 @@ def launched_in(modules: list[bytes]) -> int:
 
 
 LAYERS = {
-    "LSTM with a projection": (lambda: nn.LSTM(20, 48, 2, bidirectional=True, proj_size=16), 6, AVX2_TARGET, 8),
+    "LSTM with a projection": (lambda: nn.LSTM(20, 48, 2, bidirectional=True, proj_size=16), 6, AVX2, 8),
     "LSTM": (lambda: nn.LSTM(20, 32), 6, "llvm-cpu", 2),
     "LSTM of one row": (lambda: nn.LSTM(20, 64), 1, "llvm-cpu", 0),  # IREE removes the batch's dimension
     "LSTM of two rows and no whole vectors": (lambda: nn.LSTM(20, 100), 2, "llvm-cpu", 2),
     "LSTM of strips of two sizes": (lambda: nn.LSTM(20, 40), 17, "llvm-cpu", 2),
     "GRU": (lambda: nn.GRU(20, 48, batch_first=True), 6, "llvm-cpu", 2),
-    "GRU without bias, 2 layers": (lambda: nn.GRU(20, 16, 2, bias=False), 6, AVX2_TARGET, 4),
+    "GRU without bias, 2 layers": (lambda: nn.GRU(20, 16, 2, bias=False), 6, AVX2, 4),
     "GRU of no whole vectors": (lambda: nn.GRU(20, 27), 6, "llvm-cpu", 2),
-    "GRU of many rows and no whole vectors": (lambda: nn.GRU(20, 27), 31, AVX2_TARGET, 2),
+    "GRU of many rows and no whole vectors": (lambda: nn.GRU(20, 27), 31, AVX2, 2),
     "RNN": (lambda: nn.RNN(20, 16, 2), 6, "llvm-cpu", 4),
     "RNN of relu": (lambda: nn.RNN(20, 16, nonlinearity="relu"), 6, "llvm-cpu", 2),
     "RNN of half a vector": (lambda: nn.RNN(20, 9), 7, "llvm-cpu", 2),
@@ -318,18 +318,41 @@ def test_recurrent_layers_are_kernels(around_pass: Callable[..., list[bytes]], c
     assert launched_in(modules) == count
 
 
+# Layers under autocast: the rows of their batch, the target, and the instruction that multiplies the state.
+UNDER_AUTOCAST = {
+    "LSTM": (lambda: nn.LSTM(20, 32), 6, AMX, "tdpbf16ps"),
+    "LSTM of strips of two sizes, 2 layers": (lambda: nn.LSTM(20, 64, 2), 17, AMX, "tdpbf16ps"),
+    "LSTM with a projection": (lambda: nn.LSTM(20, 64, proj_size=32), 32, AMX, "tdpbf16ps"),
+    "LSTM of no whole tiles": (lambda: nn.LSTM(20, 48), 6, AMX, "vector.fma"),
+    "GRU": (lambda: nn.GRU(20, 32, bidirectional=True), 40, AMX, "tdpbf16ps"),
+    "GRU without AMX": (lambda: nn.GRU(20, 64), 23, AVX512_BF16, "avx512bf16.dpbf16ps"),
+    "LSTM without AMX": (lambda: nn.LSTM(20, 32), 12, AVX512_BF16, "avx512bf16.dpbf16ps"),
+    "LSTM without bfloat16": (lambda: nn.LSTM(20, 32), 6, AVX512, "vector.fma"),
+    "RNN without bfloat16": (lambda: nn.RNN(20, 32), 6, AVX2, "vector.fma"),
+    "RNN": (lambda: nn.RNN(20, 96, nonlinearity="relu"), 2, AMX, "tdpbf16ps"),
+}
+
+
 @needs_x86
-@pytest.mark.parametrize("layer", [nn.LSTM(20, 32), nn.GRU(20, 32), nn.RNN(20, 32)], ids=str)
-def test_layers_under_autocast_are_kernels(
-    tmp_path: Path, around_pass: Callable[..., list[bytes]], layer: nn.Module
-) -> None:
-    """The forward reads gates that are projected in bfloat16."""
-    inputs = {"x": torch.randn(18, 6, 20), "y": torch.randn(18, 6, 32)}
+@pytest.mark.parametrize("case", UNDER_AUTOCAST)
+def test_layers_under_autocast_are_kernels(tmp_path: Path, around_pass: Callable[..., list[bytes]], case: str) -> None:
+    """A kernel forwards, and one backwards, for each layer and direction; both multiply bfloat16 if the CPU does."""
+    torch.manual_seed(0)
+    make, batch, target, instruction = UNDER_AUTOCAST[case]
+    if not runs(target):
+        pytest.skip(f"needs a CPU for {target}")
+    layer = make()
+    directions = 1 + layer.bidirectional
+    width = directions * (layer.proj_size or layer.hidden_size)
+    inputs = {"x": torch.randn(18, batch, 20), "y": torch.randn(18, batch, width)}
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     step = ig.TrainStep(layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), optimizer, inputs)
     modules = around_pass(LoopKernels)
-    ig.compile(step, tmp_path, precision="bf16", entry_points=("train_step",), cache=False)
-    assert launched_in(modules) == 2
+    ig.compile(step, tmp_path, target, precision="bf16", entry_points=("train_step",), cache=False)
+    assert launched_in(modules) == 2 * layer.num_layers * directions
+    with parsed(modules[-1]) as module:
+        loops_in = [str(op) for op in module.body.operations if "stream.executable" in str(op)[:40]]
+    assert all(instruction in text for text in loops_in)
 
 
 @needs_x86
@@ -344,5 +367,5 @@ def test_layers_of_any_size_are_right(seed: int) -> None:
     if kind is nn.LSTM and rng.random() < 0.3:
         options["proj_size"] = rng.randint(1, width - 1)
     layer = kind(size, width, bias=rng.random() < 0.8, **options)
-    target = rng.choice(["llvm-cpu", AVX2_TARGET])
+    target = rng.choice(["llvm-cpu", AVX2])
     check_layer(layer, torch.randn(rng.randint(17, 33), rng.randint(1, 34), size), target)

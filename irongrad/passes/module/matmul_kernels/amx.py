@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from iree.compiler import ir
-from iree.compiler.dialects import arith, llvm, memref, vector
+from iree.compiler.dialects import arith, llvm, memref, scf, vector
 
 from irongrad.memory_model.product_tiles import AMX_ROWS, Tile
 from irongrad.mlir.loop_code import constant
@@ -27,8 +27,8 @@ ROWS, BYTES = AMX_ROWS, 64
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
 
-# What LDTILECFG reads: palette 1, then the bytes of a row and the number of rows of each register.
-_CONFIGURATION = (1, 0, BYTES * 0x0001000100010001, BYTES * 0x0001000100010001, 0, 0, ROWS * 0x0101010101010101, 0)
+# The registers, and the bytes of a row of four of them.
+_REGISTERS, _BYTES_OF_FOUR = 8, BYTES * 0x0001000100010001
 
 # The segment register DS is zero in a 64-bit process of Linux. It is not on Windows and macOS, where the number of the
 # system call stands for another one.
@@ -62,20 +62,46 @@ class Rows:
     steps: Any
 
 
-def asked() -> Any:
-    """Write code that asks for the tile registers and configures them; return an i1, whether the kernel has them."""
-    number = _number()
-    kind = ir.VectorType.get([len(_CONFIGURATION)], number)
-    values = [ir.IntegerAttr.get(number, value) for value in _CONFIGURATION]
-    room = memref.alloca(ir.MemRefType.get([len(_CONFIGURATION)], number), [], [], alignment=BYTES)
+def asked(tile: Tile) -> Any:
+    """Write code that asks for the tile registers and configures them for tiles of results.
+
+    Args:
+        tile: the tile, of all rows of registers, or of one register with fewer rows.
+
+    Returns:
+        An i1, whether the kernel has the registers.
+    """
+    number, configuration = _number(), _configuration(tile)
+    kind = ir.VectorType.get([len(configuration)], number)
+    values = [ir.IntegerAttr.get(number, value) for value in configuration]
+    room = memref.alloca(ir.MemRefType.get([len(configuration)], number), [], [], alignment=BYTES)
     vector.store(arith.constant(kind, ir.DenseElementsAttr.get(values, kind)), room, [constant(0)])
     denied = _assembly(_ASK, "=&{rax},r,~{rdi},~{rsi},~{rcx},~{r11}", [address(room)], number)
     return arith.cmpi(arith.CmpIPredicate.eq, denied, arith.constant(number, 0))
 
 
-def release() -> None:
-    """Write code that gives the tile registers back; a thread with registers in use takes longer to switch."""
-    _assembly("tilerelease", "", [])
+def _configuration(tile: Tile) -> tuple[int, ...]:
+    """What LDTILECFG reads: palette 1, then the bytes of a row and the number of rows of each register."""
+    down = _registers_down(tile)
+    of_rows = down * tile.vectors + down
+    rows = [min(tile.rows, ROWS)] * of_rows + [ROWS] * (_REGISTERS - of_rows)
+    return 1, 0, _BYTES_OF_FOUR, _BYTES_OF_FOUR, 0, 0, int.from_bytes(rows, "little"), 0
+
+
+def _registers_down(tile: Tile) -> int:
+    """In how many registers the rows of a tile are."""
+    return -(-tile.rows // ROWS)
+
+
+def release(has_tiles: Any) -> None:
+    """Write code that gives the tile registers back, if there are any: with them a thread takes longer to switch.
+
+    Args:
+        has_tiles: what `asked` returned.
+    """
+    with ir.InsertionPoint(scf.IfOp(has_tiles).then_block):
+        _assembly("tilerelease", "", [])
+        scf.yield_([])
 
 
 def add_product(tile: Tile, left: Rows, right: Any, sums: Any, is_first: Any, rest: Any | None) -> None:
@@ -98,9 +124,9 @@ def add_product(tile: Tile, left: Rows, right: Any, sums: Any, is_first: Any, re
 def _product(tile: Tile, *, has_rest: bool) -> str:
     """The assembly of `add_product`.
 
-    The registers from tmm0 on have the sums, the next ones the rows, and the last ones the columns.
+    The registers from tmm0 on have the sums, the next ones the rows, and the last ones the columns (`_configuration`).
     """
-    down, across = tile.rows // ROWS, tile.vectors
+    down, across = _registers_down(tile), tile.vectors
     row = across * BYTES  # of the block, and of the sums
     places = list(product(range(down), range(across)))
     sums = {n: f"[$4 + rsi + {i * ROWS * row + j * BYTES}]" for n, (i, j) in enumerate(places)}
@@ -120,7 +146,7 @@ def _product(tile: Tile, *, has_rest: bool) -> str:
 
 def _step(tile: Tile, rows: Sequence[str]) -> list[str]:
     """Add the product of one register of summands of each row and column."""
-    down, across = tile.rows // ROWS, tile.vectors
+    down, across = _registers_down(tile), tile.vectors
     left, right = down * across, down * across + down
     lines = [f"tileloadd tmm{right + j}, [rdx + rsi + {j * BYTES}]" for j in range(across)]
     for i, place in zip(range(down), rows, strict=False):

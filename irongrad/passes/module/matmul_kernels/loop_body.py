@@ -22,11 +22,11 @@ _PRODUCT = "linalg.matmul"
 _KNOWN = frozenset({GENERIC, _SLICE, _INSERT, _EMPTY, _PRODUCT, "linalg.fill", "scf.yield"}) | _MARKS | _INDICES
 
 # The dialects of the operations that elementwise code may consist of, the types that it may compute, the types of the
-# elements that it may hand on, and of those that a kernel reads from memory.
+# elements that it may hand on, and of those that a kernel reads and writes.
 _SCALAR = ("arith.", "math.")
 _TYPES = frozenset({"f32", "f64", "i1"})
 _ELEMENTS = frozenset({"f32", "bf16", "i1"})
-_READ = frozenset({"f32", "bf16"})
+_STORED = frozenset({"f32", "bf16"})
 _CONVERSIONS = frozenset({"arith.extf", "arith.truncf"})
 
 
@@ -119,7 +119,7 @@ class LoopBody:
             return None
         stack, index = value.owner.operands
         step = _step(index, self.iteration)
-        column = _column_of_row(value.owner, stack.type, _READ)
+        column = _column_of_row(value.owner, stack.type)
         if step is None or column is None or not self.is_outside(stack):
             return None
         rows = step.first, step.first + step.sign * (self.trips - 1)
@@ -213,7 +213,7 @@ def _is_by_rows(body: LoopBody) -> bool:
     joined = [(s.pieces, body.loop.results[s.place].type.shape[2]) for s in body.stacks]
     joined += [(tuple(pieces_of(p.operands[0])), p.operands[0].type.shape[1]) for p in body.products]
     values = [c.piece.values for c in body.carries] + [piece.values for pieces, _ in joined for piece in pieces]
-    return all(_is_matrix(value) and _are_known(value, body) for value in values) and all(
+    return all(_is_matrix(value, _STORED) and _are_known(value, body) for value in values) and all(
         _covers(*one) for one in joined
     )
 
@@ -247,7 +247,7 @@ def _is_known(value: Any, body: LoopBody) -> bool:
         return False
     if not body.is_outside(value) and getattr(value.owner, "name", "") == GENERIC:
         return _is_plain(value.owner)
-    if not _is_matrix(value, _READ):
+    if not _is_matrix(value, _STORED):
         return False
     if body.is_outside(value) or value.owner in body.products or body.row_of_stack(value) is not None:
         return True
@@ -260,7 +260,7 @@ def _is_known(value: Any, body: LoopBody) -> bool:
 
 def _is_shared(value: Any, body: LoopBody) -> bool:
     """Whether `value` is a row for all rows of the batch, or a number for all elements."""
-    return len(value.type.shape) <= 1 and str(value.type.element_type) in _READ and body.is_outside(value)
+    return len(value.type.shape) <= 1 and str(value.type.element_type) in _STORED and body.is_outside(value)
 
 
 def _is_plain(operation: Any) -> bool:
@@ -322,10 +322,10 @@ def _step(index: Any, iteration: Any) -> Step | None:
     return None if first is None else Step(first, -1)
 
 
-def _column_of_row(operation: Any, stack: Any, elements: Collection[str] = ("f32",)) -> int | None:
-    """The first column of a slice of one matrix of a stack of `elements`, with all rows of the matrix; else None."""
+def _column_of_row(operation: Any, stack: Any) -> int | None:
+    """The first column of a slice of one matrix of a stack, with all rows of the matrix; else None."""
     offsets, sizes, strides = (_static(operation, f"static_{x}") for x in ("offsets", "sizes", "strides"))
-    known = stack.rank == 3 and stack.has_static_shape and str(stack.element_type) in elements
+    known = stack.rank == 3 and stack.has_static_shape and str(stack.element_type) in _STORED
     if not known or offsets[1] != 0 or sizes[:2] != [1, stack.shape[1]] or strides != [1, 1, 1]:
         return None
     inside = min(offsets[2], sizes[2]) >= 0 and offsets[2] + sizes[2] <= stack.shape[2]
@@ -333,7 +333,7 @@ def _column_of_row(operation: Any, stack: Any, elements: Collection[str] = ("f32
 
 
 def _is_whole_row(operation: Any, stack: Any) -> bool:
-    """Whether a slice is one matrix of a stack of float32."""
+    """Whether a slice is one matrix of a stack."""
     return _column_of_row(operation, stack) == 0 and _static(operation, "static_sizes")[2] == stack.shape[2]
 
 

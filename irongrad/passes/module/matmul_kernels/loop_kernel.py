@@ -33,11 +33,13 @@ class LoopProduct:
         of: the product.
         right: the right operand, as the kernel reads it.
         layout: the layout of the right operand.
+        is_in_pairs: whether both operands are bfloat16, the right one in panels of pairs. Others are float32.
     """
 
     of: Product
     right: Any
     layout: Matrix
+    is_in_pairs: bool = False
 
     @property
     def operation(self) -> Any:
@@ -88,12 +90,14 @@ class LoopKernel:
         products: its products, in order.
         strips: into how many strips the rows of the batch are divided; a thread computes one at a time.
         width: the number of elements in a vector.
+        has_amx: whether AMX multiplies pairs.
     """
 
     body: LoopBody
     products: tuple[LoopProduct, ...]
     strips: int
     width: int
+    has_amx: bool
 
     @property
     def division(self) -> tuple[int, int]:
@@ -176,11 +180,12 @@ class LoopKernel:
     @property
     def made(self) -> list[ir.Type]:
         """The types of the tensors that the kernel writes: the loop's results, then working memory."""
-        element = ir.F32Type.get()
-        sizes = [p.columns for p in self.products]
-        sizes += [p.summands for p in self.products if self.carried_left(p) is None]
-        working = [ir.RankedTensorType.get([self.body.batch, size], element) for size in sizes]
-        return [*(r.type for r in self.body.loop.results), *working]
+        wide, half = ir.F32Type.get(), ir.BF16Type.get()
+        working = [(p.columns, wide) for p in self.products]
+        lefts = [p for p in self.products if self.carried_left(p) is None]
+        working += [(p.summands, half if p.is_in_pairs else wide) for p in lefts]
+        kinds = [ir.RankedTensorType.get([self.body.batch, size], element) for size, element in working]
+        return [*(r.type for r in self.body.loop.results), *kinds]
 
     @property
     def tensors(self) -> int:

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
 from irongrad.mlir.linalg import inputs_of
 from irongrad.mlir.loop_code import Lanes, computed, constant, each, new_executable, number, row_of
+from irongrad.passes.module.matmul_kernels import amx
 from irongrad.passes.module.matmul_kernels.loop_body import Step, slice_of, unmarked
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, Store
-from irongrad.passes.module.matmul_kernels.loop_tiles import tile_of
-from irongrad.passes.module.matmul_kernels.places import Memory
+from irongrad.passes.module.matmul_kernels.loop_tiles import pairs_of, tile_of
+from irongrad.passes.module.matmul_kernels.pair_code import PairCode, room
+from irongrad.passes.module.matmul_kernels.places import Memory, Place, first_column
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
 from irongrad.passes.module.matmul_kernels.vector_code import write_strip
 
@@ -59,7 +61,8 @@ class _Writer:
         body, given, behind = kernel.body, len(kernel.read), len(kernel.read) + len(kernel.products)
         read = [_row_of(b, v.type) for b, v in zip(bindings[:given], kernel.read, strict=True)]
         rights = [
-            row_of(b, p.layout.elements) for b, p in zip(bindings[given:behind], kernel.products, strict=True)
+            row_of(b, p.layout.elements, p.right.type.element_type)
+            for b, p in zip(bindings[given:behind], kernel.products, strict=True)
         ]
         made = [_row_of(b, kind) for b, kind in zip(bindings[behind:], kernel.made, strict=True)]
         results, working = made[: len(body.loop.results)], made[len(body.loop.results) :]
@@ -93,6 +96,7 @@ class _Writer:
         rows = first, number(ir.AffineExpr.get_dim(0) + count, first)
         for carry, memory in zip(body.carries, self.first, strict=True):
             self._copy(memory, self.written[carry], carry.piece.columns, rows)
+        strip = _Strip.begin(kernel, first, count)
         last = max(s.stage for s in kernel.stores)
         with each(constant(0), constant(body.trips), 1) as iteration:
             for stage in range(last + 1):
@@ -101,7 +105,9 @@ class _Writer:
                     self._store(list(group), columns, iteration, rows)
                 for index, product in enumerate(kernel.products):
                     if kernel.after[product] == stage < last:
-                        self._multiply(index, product, first, count)
+                        self._multiply(index, product, strip)
+        if strip.has_tiles is not None:
+            amx.release(strip.has_tiles)
 
     def _each(self, rows: tuple[Any, Any], columns: int, write: Callable[[Any, Any, Lanes], None]) -> None:
         """Write code for each vector of some rows of `columns` numbers; `write` gets its row, first column and lanes.
@@ -135,22 +141,66 @@ class _Writer:
             at = _Point(self, iteration, row, column, lanes)
             values = [at.value(s.piece.values, 0) for s in stores]
             for store, value in zip(stores, values, strict=True):
-                place = at.place(store.width, store.piece.column, store.step)
-                lanes.store(value, self.written[store.buffer], place)
+                place, memory = at.place(store.width, store.piece.column, store.step), self.written[store.buffer]
+                lanes.store(_stored(value, memory), memory, place)
 
         self._each(rows, columns, write)
 
-    def _multiply(self, index: int, product: LoopProduct, first: Any, count: int) -> None:
+    def _multiply(self, index: int, product: LoopProduct, strip: _Strip) -> None:
         """Write code that computes a product of the rows of a strip."""
-        kernel, batch = self.kernel, self.kernel.body.batch
+        kernel, batch, count = self.kernel, self.kernel.body.batch, strip.count
         carried = kernel.carried_left(product)
         left = self.written[product if carried is None else kernel.body.carries[carried]]
         layout = Matrix(batch * product.summands, 0, Strides(product.summands), Strides(1))
         sizes = MatmulShape(1, count, product.columns, product.summands)
-        tile = tile_of(count, product.columns, kernel.width)
-        pads = product.layout.elements > product.columns * product.summands
-        of_product = ProductKernel(sizes, tile, layout, product.layout, False, pads_right=pads)
-        write_strip(of_product, Memory(left, self.rights[index], None, self.results[index]), first)
+        memory = Memory(left, self.rights[index], None, self.results[index])
+        if product.is_in_pairs:
+            tile = pairs_of(count, is_amx=kernel.has_amx)
+            of_pairs = ProductKernel(sizes, tile, layout, product.layout, False, multiplies_halves=True, has_pairs=True)
+            strip.multiply_pairs(of_pairs, memory)
+        else:
+            tile = tile_of(count, product.columns, kernel.width)
+            pads = product.layout.elements > product.columns * product.summands
+            of_product = ProductKernel(sizes, tile, layout, product.layout, False, pads_right=pads)
+            write_strip(of_product, memory, strip.first)
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """The rows of one workgroup, and what products of bfloat16 need in every iteration.
+
+    Attributes:
+        first: the first row.
+        count: the number of rows.
+        sums: memory for the sums of a tile, float32; None without products of bfloat16.
+        has_tiles: an i1, whether AMX multiplies; None in a kernel without AMX.
+    """
+
+    first: Any
+    count: int
+    sums: Any | None = None
+    has_tiles: Any | None = None
+
+    @classmethod
+    def begin(cls, kernel: LoopKernel, first: Any, count: int) -> Self:
+        """Write what comes before the loop."""
+        if not any(p.is_in_pairs for p in kernel.products):
+            return cls(first, count)
+        tile = pairs_of(count, is_amx=kernel.has_amx)
+        sums = room(count * tile.columns, ir.F32Type.get())
+        return cls(first, count, sums, amx.asked(tile) if tile.is_amx else None)
+
+    def multiply_pairs(self, kernel: ProductKernel, memory: Memory) -> None:
+        """Write code that computes a product of pairs of bfloat16."""
+        code, zero = PairCode.of_loop(kernel, memory, self.sums, self.has_tiles), constant(0)
+        with each(zero, constant(kernel.panels), 1) as panel:
+            code.write_tile(Place(zero, zero, self.first, panel, first_column(kernel, panel), zero))
+
+
+def _stored(values: Any, memory: Any) -> Any:
+    """A vector as the elements of a memref: float32, to which bfloat16 is widened, or bfloat16."""
+    kind = ir.VectorType.get(values.type.shape, memory.type.element_type)
+    return values if values.type == kind else arith.extf(kind, values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from irongrad.memory_model.product_tiles import WIDTH
+from irongrad.memory_model.product_tiles import WIDTH, Tile
 from irongrad.mlir.barriers import hold_behind
 from irongrad.mlir.linalg import GENERIC, is_elementwise, producer_of, source_of
 from irongrad.mlir.transposes import Lettered, copied, padded, size_along, split
@@ -75,6 +75,19 @@ def in_blocks(product: Product, columns: int | None = None, summands: str = "k")
     of_matrix = columns * product.sizes["k"]
     steps = Strides(1, width, Strides(width * product.sizes["k"])), Strides(width)
     return blocks, Matrix(math.prod(value.type.shape), of_matrix * ("b" in letters), *steps)
+
+
+def in_pairs(product: Product, tile: Tile) -> tuple[Any, Matrix]:
+    """The right operand of bfloat16 in panels of pairs, as a kernel copies it, and its layout; hoisted out of loops."""
+    value, letters = product.right
+    columns, summands = tile.columns, product.sizes["k"]
+    with product.operation.location, ir.InsertionPoint(outside_loops(product.operation, [value])):
+        value = split(value, letters.index("c"), columns)
+        letters = letters.replace("c", "nc")
+        pairs = split(value, letters.index("k"), tile.summands), letters.replace("k", "kp")
+        panels = copied(pairs, "nkcp")
+    of_columns, of_summands = Strides(2, columns, Strides(columns * summands)), Strides(1, 2, Strides(2 * columns))
+    return panels, Matrix(math.prod(value.type.shape), 0, of_columns, of_summands)
 
 
 def open_size(product: Product) -> list[Any]:

@@ -43,7 +43,7 @@ def write_pairs(
         panels: the bounds of the part's panels.
         strips: those of its strips.
     """
-    code = _PairCode.begin(kernel, memory)
+    code = PairCode.begin(kernel, memory)
     over_blocks, nowhere = each(constant(0), constant(kernel.sizes.summands), kernel.depth), constant(0)
     if kernel.copies_left:
         with over_blocks as summand:
@@ -64,7 +64,7 @@ def write_pairs(
 
 
 @dataclass(frozen=True)
-class _PairCode:
+class PairCode:
     """The code of one workgroup.
 
     Attributes:
@@ -94,19 +94,29 @@ class _PairCode:
         return cls(
             kernel,
             memory,
-            block=_room(kernel.copied_panels * _of_block(kernel), ir.BF16Type.get()),
-            sums=_room(kernel.kept_strips * kernel.kept_panels * tile.rows * tile.columns, ir.F32Type.get()),
+            block=room(kernel.copied_panels * _of_block(kernel), ir.BF16Type.get()),
+            sums=room(kernel.kept_strips * kernel.kept_panels * tile.rows * tile.columns, ir.F32Type.get()),
             strips=StripCode.begin(kernel, memory.left) if kernel.copies_left else None,
-            rest=_room(tile.rows * AMX_SUMMANDS, ir.BF16Type.get()) if has_rest else None,
-            has_tiles=amx.asked() if tile.is_amx else None,
+            rest=room(tile.rows * AMX_SUMMANDS, ir.BF16Type.get()) if has_rest else None,
+            has_tiles=amx.asked(tile) if tile.is_amx else None,
         )
+
+    @classmethod
+    def of_loop(cls, kernel: ProductKernel, memory: Memory, sums: Any, has_tiles: Any | None) -> Self:
+        """The code of a product of one strip that is computed again and again; it `has_pairs`.
+
+        Args:
+            kernel: the product; it has the rows of the strip.
+            memory: its buffers.
+            sums: memory for the sums of a tile, float32.
+            has_tiles: as above.
+        """
+        return cls(kernel, memory, memory.right, sums, None, None, has_tiles)
 
     def end(self) -> None:
         """Write what comes after the last tile."""
         if self.has_tiles is not None:
-            with ir.InsertionPoint(scf.IfOp(self.has_tiles).then_block):
-                amx.release()
-                scf.yield_([])
+            amx.release(self.has_tiles)
 
     def write_block(self, place: Place) -> None:
         """Write code that copies the block of the right operand at `place`, of any strip."""
@@ -232,8 +242,10 @@ class _PairCode:
     def _add_vectors(self, place: Place) -> None:
         """Add the product by VDPBF16PS, in as many rows at a time as registers hold."""
         tile = self.kernel.tile
-        rows = min(tile.rows, _ROWS) if tile.is_amx else tile.rows
-        with each(constant(0), constant(tile.rows), rows) as above:
+        rows = min(tile.rows, _ROWS) if tile.is_amx or self.kernel.has_pairs else tile.rows
+        with each(constant(0), constant(tile.rows), rows) as begin:
+            # The last rows may overlap those before, to which one block alone is added.
+            above = least([ir.AffineExpr.get_dim(0), fixed(tile.rows - rows)], begin)
             s, p, a = (ir.AffineExpr.get_dim(i) for i in range(3))
             places = [
                 number(self._sum() + (a + i) * tile.columns + j * tile.width, place.strip, place.panel, above)
@@ -311,7 +323,8 @@ class _PairCode:
             vector.load(kind, self.memory.row, [number(b + j * tile.width, place.column)])
             for j in range(tile.vectors if self.memory.row is not None else 0)
         ]
-        with each(number(b * tile.rows - r, place.strip, place.row), constant(tile.rows), 1) as line:
+        first = constant(0) if self.kernel.strips == 1 else number(b * tile.rows - r, place.strip, place.row)
+        with each(first, constant(tile.rows), 1) as line:
             for j in range(tile.vectors):
                 beyond = j * tile.width
                 found = number(self._sum() + c * tile.columns + beyond, place.strip, place.panel, line)
@@ -350,7 +363,7 @@ def _of_block(kernel: ProductKernel) -> int:
     return -(-kernel.depth // AMX_SUMMANDS) * AMX_SUMMANDS * kernel.tile.columns
 
 
-def _room(elements: int, kind: ir.Type) -> Any:
+def room(elements: int, kind: ir.Type) -> Any:
     """Memory on the stack of the thread, as a memref of rank 1."""
     return memref.alloca(ir.MemRefType.get([elements], kind), [], [], alignment=amx.BYTES)
 

@@ -133,8 +133,8 @@ def _product_of(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
         sizes = {"r": sizes["r"], "c": sizes["c"], "k": left[0].type.shape[left[1].index("k")]}
     if (tile := tile_for(sizes, tiles.of_floats)) is None:
         return None
-    product = Product(operation, sizes, _widened(left, operation), right)
-    return product if packed_by(product, tile) else replace(product, right=_widened(right, operation)), tile
+    product = Product(operation, sizes, widened(left, operation), right)
+    return product if packed_by(product, tile) else replace(product, right=widened(right, operation)), tile
 
 
 def _open_product(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
@@ -199,7 +199,7 @@ def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[s
     return Product(operation, sizes, left, right)
 
 
-def _widened(operand: Lettered, product: Any) -> Lettered:
+def widened(operand: Lettered, product: Any) -> Lettered:
     """An operand as float32, computed before `product`, outside of loops that do not change it."""
     value, letters = operand
     if str(value.type.element_type) not in HALVES:

@@ -153,6 +153,7 @@ class ProductKernel:
         pads_right: whether the right operand has zeros behind its columns, up to whole tiles. The last panel then does
             not overlap the one before.
         batch_inside: whether the batch is a dimension of the result between rows and columns.
+        has_pairs: whether the right operand, of bfloat16, is stored as a kernel copies it: panel by panel, in pairs.
         open: the letter of the size that a launch gives: `b`, `r` or `k`; empty if there is none. `sizes` has an
             assumed one, by which the work is divided.
     """
@@ -169,6 +170,7 @@ class ProductKernel:
     most: tuple[int, int] = MOST
     pads_right: bool = False
     batch_inside: bool = False
+    has_pairs: bool = False
     open: str = ""
 
     @property
@@ -255,6 +257,8 @@ class ProductKernel:
     @property
     def _most_depth(self) -> int:
         """The most summands in a block."""
+        if self.has_pairs:
+            return self.sizes.summands
         if self.tile.is_amx:
             return min(_NEAR, self.sizes.summands)
         if self.multiplies_halves:
@@ -304,7 +308,9 @@ class ProductKernel:
 
     @property
     def copied_panels(self) -> int:
-        """Of how many panels a kernel of bfloat16 keeps a block of the right operand at once."""
+        """Of how many panels a kernel of bfloat16 has a block of the right operand at once."""
+        if self.has_pairs:
+            return self.panels
         return self.part[1] if self.copies_left else 1
 
     @cached_property
