@@ -24,8 +24,9 @@ from irongrad.passes.module_pass import ModulePass
 # Elements whose sign IREE copies without widening them.
 _TYPES = ("f32", "f64")
 
-# What a contraction does for each product of its operands.
-_CONTRACTS = {"arith.extf", "arith.mulf", "arith.addf", "linalg.yield"}
+# What a contraction does for each product of its operands, which may be integers. IREE packs these before this pass
+# runs, and cannot compile the sum if it is none any more: "failed to legalize operation 'linalg.generic'".
+_CONTRACTS = {"arith.extf", "arith.sitofp", "arith.uitofp", "arith.mulf", "arith.addf", "linalg.yield"}
 
 
 @dataclass(frozen=True)

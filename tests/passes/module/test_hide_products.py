@@ -38,6 +38,13 @@ def test_hidden_products_are_added_as_before(target: str, around_pass: AroundPas
     assert seen[::2] != seen[1::2]
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
+def test_a_contraction_with_whole_numbers_is_left_alone(dtype: torch.dtype) -> None:
+    """A sum over what a mask keeps; compile_function compares with eager float64."""
+    x, mask = torch.randn(64, 16, 128), torch.randint(0, 2, (64, 16)).to(dtype)
+    ig.compile_function(lambda x, mask: (x * mask[..., None]).sum(1), (x, mask), cache=False)
+
+
 def test_what_is_no_number_stays_so() -> None:
     x = torch.ones(4, 32, 48)
     x[0, 3, 7], x[1, 2, 8], x[2, 1, 9] = torch.inf, -torch.inf, torch.nan
