@@ -20,6 +20,7 @@ from irongrad.passes.module.channels_last import ChannelsLast
 from irongrad.passes.module.check_device import CheckDevice
 from irongrad.passes.module.compute_before_loops import ComputeBeforeLoops
 from irongrad.passes.module.correct_alignments import CorrectAlignments
+from irongrad.passes.module.correct_ordinals import CorrectOrdinals
 from irongrad.passes.module.depthwise_kernels import DepthwiseKernels
 from irongrad.passes.module.draw_at_once import DrawAtOnce
 from irongrad.passes.module.drop_barriers import DropBarriers
@@ -131,7 +132,7 @@ SCHEDULED = Phase(
 STREAM = Phase(
     "stream",
     "iree-opt; values have places in memory",
-    (CorrectAlignments, HideGlobals, SpecialiseKernels, JoinExecutables, KeepBuffers),
+    (CorrectAlignments, CorrectOrdinals, HideGlobals, SpecialiseKernels, JoinExecutables, KeepBuffers),
 )
 VM = Phase("vm", "iree-compile, for a module with branches that pass values on", (SeparateBranchOperands,))
 
