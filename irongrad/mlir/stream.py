@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler import ir
 
 from irongrad.mlir.linalg import is_elementwise
-from irongrad.mlir.walk import around, constant_of, inside, owner_of
+from irongrad.mlir.walk import around, constant_of, inside, name_of, owner_of
 
 # IREE's `max_allocation_size`, in bytes. Memory beyond this size is left to IREE.
 LARGEST_ALLOCATION = 2**31 - 1
@@ -28,7 +28,8 @@ RUN = "stream.cmd.execute"
 _DISPATCH, _COPY, _FILL = "stream.cmd.dispatch", "stream.cmd.copy", "stream.cmd.fill"
 _TENSOR = "iree_tensor_ext.dispatch.tensor"
 
-NUMBERS = 1  # the operand segment of a dispatch that holds numbers
+# The operand segments of a dispatch that hold the sizes by which IREE counts workgroups, and the kernel's numbers.
+_WORKLOAD, NUMBERS = 0, 1
 
 # Positions of three operands of a command: the memory, the offset and the length in bytes.
 _READ_BY_COPY, _WRITTEN_BY_COPY, _WRITTEN_BY_FILL = (0, 2, 6), (3, 5, 6), (0, 2, 3)
@@ -117,11 +118,48 @@ def _segments_of(dispatch: Any, memory: int) -> tuple[int, int, int]:
     return memory - resources, offsets, lengths
 
 
+def workload_of(dispatch: Any) -> list[Any]:
+    """The sizes by which IREE counts the workgroups of a dispatch."""
+    return _segment(dispatch, _WORKLOAD)
+
+
 def numbers_of(dispatch: Any) -> list[Any]:
     """The numbers that a dispatch passes to its kernel."""
+    return _segment(dispatch, NUMBERS)
+
+
+def _segment(dispatch: Any, segment: int) -> list[Any]:
     sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
-    start = sum(sizes[:NUMBERS])
-    return list(dispatch.operands)[start : start + sizes[NUMBERS]]
+    start = sum(sizes[:segment])
+    return list(dispatch.operands)[start : start + sizes[segment]]
+
+
+def kernels_of(module: ir.Module, executables: Set[str]) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """The kernels of the executables with these names: the path of each in dispatches, its export and its function."""
+    kernels: list[tuple[tuple[str, ...], Any, Any]] = []
+    for executable in [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]:
+        if name_of(executable) not in executables:
+            continue
+        parts = list(inside(executable))
+        functions = {name_of(op): op for op in parts if op.name == "func.func"}
+        for export in [op for op in parts if op.name == "stream.executable.export"]:
+            function = functions.get(str(ir.FlatSymbolRefAttr(export.attributes["function_ref"]).value))
+            if function is not None:
+                kernels.append(((name_of(executable), name_of(export)), export, function))
+    return kernels
+
+
+def low_half(value: Any) -> int | None:
+    """The number, among a kernel's arguments, that has the low bits of `value`; None for a constant.
+
+    IREE puts a number of 64 bits together from two.
+    """
+    while not isinstance(value.owner, ir.Block):
+        if not list(value.owner.operands):
+            return None
+        # `util.assume.int` has a result for each operand; `arith.ori` has the low half first.
+        value = value.owner.operands[ir.OpResult(value).result_number]
+    return int(ir.BlockArgument(value).arg_number)
 
 
 def keeps_places(read: Access, write: Access, kernels: Mapping[str, Any]) -> bool:

@@ -10,19 +10,19 @@ tests/passes/module/test_correct_alignments.py tells when IREE is right.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import mul
 from typing import Any, ClassVar
 
 from iree.compiler import ir
 
-from irongrad.mlir.stream import numbers_of
-from irongrad.mlir.walk import constant_of, inside, name_of, named_in
+from irongrad.mlir.stream import kernels_of, low_half, numbers_of
+from irongrad.mlir.walk import constant_of, inside, named_in
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-_DISPATCH, _EXPORT, _FUNCTION = "stream.cmd.dispatch", "stream.executable.export", "func.func"
+_DISPATCH = "stream.cmd.dispatch"
 _CLAIM = "stream.alignment"
 _LARGEST = 2**31  # of a number of 32 bits, the low half of an offset
 _MOST_STEPS = 64  # of arithmetic to look through
@@ -54,8 +54,8 @@ class CorrectAlignments(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         kept = _kept_alignments(module)
-        kernels = _kernels(module, {executable for executable, *_ in kept})
-        lowered = sum(_lower(function, kept[path]) for path, function in kernels if path in kept)
+        kernels = kernels_of(module, {executable for executable, *_ in kept})
+        lowered = sum(_lower(function, kept[path]) for path, _, function in kernels if path in kept)
         return PassResult(bool(lowered), {"lowered": lowered})
 
 
@@ -74,21 +74,6 @@ def _kept_alignments(module: ir.Module) -> dict[tuple[str, ...], list[int]]:
     return {path: [min(all_calls) for all_calls in zip(*found[path], strict=True)] for path in computed}
 
 
-def _kernels(module: ir.Module, names: Set[str]) -> list[tuple[tuple[str, ...], Any]]:
-    """The functions of the executables with these names, each with the path by which dispatches call it."""
-    kernels: list[tuple[tuple[str, ...], Any]] = []
-    for executable in [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]:
-        if name_of(executable) not in names:
-            continue
-        parts = list(inside(executable))
-        functions = {name_of(op): op for op in parts if op.name == _FUNCTION}
-        for export in [op for op in parts if op.name == _EXPORT]:
-            function = functions.get(str(ir.FlatSymbolRefAttr(export.attributes["function_ref"]).value))
-            if function is not None:
-                kernels.append(((name_of(executable), name_of(export)), function))
-    return kernels
-
-
 def _lower(function: Any, kept: list[int]) -> int:
     """Lower the claims in a kernel to the alignments of its numbers; return how many were lowered."""
     block = function.regions[0].blocks[0]
@@ -98,18 +83,12 @@ def _lower(function: Any, kept: list[int]) -> int:
     for operation in inside(function):
         if _CLAIM in operation.attributes:
             claim = ir.IntegerAttr(operation.attributes[_CLAIM])
-            true = alignments[_low_half(operation.operands[0])]
+            number = low_half(operation.operands[0])
+            true = claim.value if number is None else alignments[number]
             if true < claim.value:
                 operation.attributes[_CLAIM] = ir.IntegerAttr.get(claim.type, true)
                 lowered += 1
     return lowered
-
-
-def _low_half(value: Any) -> int:
-    """The number, among a kernel's arguments, that has the low bits of `value`, which IREE puts together from two."""
-    while not isinstance(value.owner, ir.Block):
-        value = value.owner.operands[0]  # `arith.ori` has the low half first
-    return int(ir.BlockArgument(value).arg_number)
 
 
 def _alignment(value: Any, steps: int = _MOST_STEPS) -> int:
