@@ -73,7 +73,9 @@ def _in_blocks(op: torch._ops.OpOverload, combine: _Two, neutral: int, x: torch.
         with undecomposed():
             totals = op(blocks[..., -1], blocks.ndim - 2)
         before = torch.cat([torch.full_like(totals[..., :1], neutral), totals[..., :-1]], -1)
-        return combine(before.unsqueeze(-1), blocks).flatten(-2).narrow(-1, 0, length).movedim(-1, dim)
+        row = combine(before.unsqueeze(-1), blocks).flatten(-2).narrow(-1, 0, length)
+        # With the strides of whole blocks, later operators would ask whether the length is that of whole blocks.
+        return row.clone(memory_format=torch.contiguous_format).movedim(-1, dim)
 
 
 @decomposes(aten.cummax.default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 import torch
 
@@ -15,6 +16,10 @@ from irongrad.sizes.buckets import Bucket, open_dimensions, smallest
 from irongrad.sizes.expressions import symbol
 from irongrad.sizes.limits import Limits, spelled
 from irongrad.step.train_step import TrainStep, sizes_of
+
+# The most rows or columns of IREE's tiles on a CPU, and how many times as many elements as those of the large sizes may
+# be verified, to have more than one tile.
+_TILE, _LONGER = 64, 4
 
 
 def at_other_sizes(captured: CapturedStep, graph: StepGraph) -> list[CapturedStep]:
@@ -86,7 +91,7 @@ def _sizes_for_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> li
     if not graph.buckets:
         small = next(_allowed([dict.fromkeys(example, s) for s in (1, 2, 3, 4, 8, 16)], limits), example)
         large = next(_allowed(({n: s * f + o for n, s in example.items()} for f in (2, 1) for o in (1, 0)), limits))
-        return [sizes for sizes in (small, large) if sizes != example]
+        return [*(sizes for sizes in (small, large) if sizes != example), *_sizes_over_tiles(small, large, limits)]
     largest = {n: max(b.get(n, s) for b in graph.buckets) for n, s in example.items()}
     sizes: list[Bucket] = [{n: s + extra for n, s in largest.items()} for extra in range(1, 65)]
     sizes += [{**largest, n: largest[n] + extra} for n in graph.buckets[0] for extra in range(1, 65)]
@@ -97,6 +102,20 @@ def _sizes_for_any_size(example: Bucket, graph: StepGraph, limits: Limits) -> li
             f"largest sizes it takes are {dict(limits.largest)}. Leave bucket_fallback out"
         )
     return [found]
+
+
+def _sizes_over_tiles(small: Bucket, large: Bucket, limits: Limits) -> Iterator[Bucket]:
+    """For each dimension without a size over that of IREE's tiles: such a size, with few of the others.
+
+    What IREE divides into tiles can be right for one tile and wrong behind it. Left out are sizes of which a step would
+    take far longer than those of `large`.
+    """
+    for name in small:
+        if large[name] <= _TILE:
+            tried = ({**small, name: size} for size in range(2 * _TILE + 3, _TILE, -1))
+            found = next(_allowed(tried, limits), None)
+            if found is not None and prod(found.values()) <= _LONGER * prod(large.values()):
+                yield found
 
 
 def _allowed(sizes: Iterable[Bucket], limits: Limits) -> Iterator[Bucket]:

@@ -461,3 +461,30 @@ def test_slices_with_gaps_are_written_at_every_size(tmp_path: Path):
         with torch.no_grad():
             for parameter, gradient in zip(eager.parameters(), gradients, strict=True):
                 parameter -= 0.01 * gradient
+
+
+class _Packed(nn.Module):
+    """Marks rows of several sequences by a running count, and looks the marks up, as decoders of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, starts: Tensor) -> Tensor:
+        hidden, number = self.linear(x), starts.cumsum(-1)
+        rows, places = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+        same = number[rows[:, None, None], places[:, None]] == number[rows[:, None, None], places]
+        return hidden + (hidden @ hidden.transpose(1, 2)).masked_fill(~same, 0.0) @ hidden
+
+
+@pytest.mark.parametrize("length", [64, 70])
+def test_a_running_count_is_of_any_length_whatever_that_of_the_example(length: int) -> None:
+    """64 elements are whole blocks of the count."""
+    model = _Packed()
+    inputs = {"x": torch.randn(2, length, 4), "starts": torch.randint(2, (2, length)), "y": torch.randn(2, length, 4)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dynamic = {name: {0: "B", 1: "T"} for name in inputs}
+    step = ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, dynamic=dynamic, model_inputs=("x", "starts"))
+    limits = step_graph(step).limits
+    assert limits is not None
+    assert limits.allow({"B": 3, "T": 33})

@@ -52,6 +52,19 @@ def test_open_dimensions_have_several_sizes_in_every_bucket() -> None:
     assert [tuple(o.step.inputs["y"].shape) for o in others] == [(3, 3), (1, 3), (7, 3), (1, 7), (7, 7)]
 
 
+def test_sizes_over_a_tile_are_verified_where_a_step_is_short() -> None:
+    """One row of 131 has four times as many elements as five of 15 at most, and so have 131 rows of one."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    sizes = {0: "B", 1: "T"}
+    inputs = {"x": torch.randn(2, 7, 4), "y": torch.randn(2, 7, 4)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, nn.functional.mse_loss, optimizer, inputs, dynamic={"x": sizes, "y": sizes})
+    captured = capture(step)
+    others = at_other_sizes(captured, add_optimizer(differentiate(captured)))
+    assert [tuple(o.step.inputs["y"].shape[:2]) for o in others] == [(1, 1), (5, 15), (131, 1), (1, 131)]
+
+
 def test_a_bucket_of_one_trains(tmp_path: Path) -> None:
     step = step_with([1, 4])
     artifact = ig.compile(step, tmp_path / "artifact", entry_points=("train_step",))
