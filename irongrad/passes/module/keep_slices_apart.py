@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import hold, hold_behind
-from irongrad.mlir.linalg import inputs_of, is_elementwise, producer_of, reduces, size_of, source_of
+from irongrad.mlir.linalg import PRODUCTS, inputs_of, is_elementwise, producer_of, reduces, size_of, source_of
 from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
 _SLICE = "tensor.extract_slice"
 _LOOKUP = "tensor.extract"
+
+_HALVES = ("bf16", "f16")
 
 # A part is small if the whole has this many times its elements.
 _SMALL = 64
@@ -30,7 +32,7 @@ class KeepSlicesApart(ModulePass):
     After:
         %s = tensor.extract_slice ...; %held = util.optimization_barrier %s; %r = linalg.generic {... %held[%i] ...}
 
-    There are four kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
+    There are five kinds. tests/passes/module/test_keep_slices_apart.py tells when IREE has code for them.
 
     * Elements are looked up in a slice with gaps between its elements. IREE 3.13.0 takes the slice into the kernel and
       vectorises the lookups as `vector.gather` from memory with gaps: "LLVM Translation failed for operation:
@@ -44,6 +46,9 @@ class KeepSlicesApart(ModulePass):
     * A small part is taken of elements that are computed from narrower ones, as by `x.float()[0]`. IREE 3.13.0 computes
       all elements in each kernel that reads the part. It tiles that kernel for them, and unrolls the rest: a
       Transformer with dropout took minutes to compile in bfloat16.
+    * A product reads a slice of numbers in 16 bits with gaps, as one tap of a convolution's weight.
+      IREE 3.13.0 packs it where it lies, by a shuffle for each number. LLVM then takes minutes for the kernel
+      (`VectorCombine::foldShuffleToIdentity`).
     """
 
     name: ClassVar[str] = "keep-slices-apart"
@@ -70,6 +75,8 @@ def _slices_to_hold(operation: Any) -> list[int]:
     """The operands of an operation that are such slices."""
     if operation.name == _LOOKUP:
         return [0] if _has_gaps(source_of(operation.operands[0])) else []
+    if operation.name in PRODUCTS:
+        return [place for place, value in enumerate(inputs_of(operation)) if _is_half_with_gaps(value)]
     if not is_elementwise(operation):
         return []
     inputs = inputs_of(operation)
@@ -110,6 +117,10 @@ def _is_reduced(value: Any) -> bool:
         if is_elementwise(owner.operation):
             rest.extend(inputs_of(owner.operation))
     return False
+
+
+def _is_half_with_gaps(value: Any) -> bool:
+    return str(value.type.element_type) in _HALVES and _has_gaps(source_of(value))
 
 
 def _has_gaps(value: Any) -> bool:

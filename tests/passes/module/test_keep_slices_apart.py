@@ -163,3 +163,49 @@ def test_iree_still_widens_all_numbers_where_one_is_read(tmp_path: Path) -> None
     flags = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
     compile_file([*flags, "--compile-from=global-optimization", "--compile-to=flow"], source, flow)
     assert flow.read_text().count("flow.executable.export") == 1
+
+
+class _Taps(nn.Module):
+    """The gradient of the second convolution multiplies by single taps of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Conv2d(3, 96, 4, 4), nn.Conv2d(96, 96, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.into(x)).mean((1, 2, 3))
+
+
+def test_products_with_taps_of_bfloat16_compile_in_seconds(tmp_path: Path) -> None:
+    """They took minutes."""
+    torch.manual_seed(0)
+    model = _Taps()
+    inputs = {"x": torch.randn(4, 3, 16, 16), "y": torch.randn(4)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, _distance, optimizer, inputs, precision="bf16")
+    ig.compile(step, tmp_path, cache=False, entry_points=["train_step"])
+
+
+TAP = """
+func.func @f(%a: tensor<16x96xbf16>, %w: tensor<96x96x3x3xbf16>) -> tensor<16x96xf32> {
+  %zero = arith.constant 0.0 : f32
+  %tap = tensor.extract_slice %w[0, 0, 1, 1] [96, 96, 1, 1] [1, 1, 1, 1]
+      : tensor<96x96x3x3xbf16> to tensor<96x96xbf16>
+  %empty = tensor.empty() : tensor<16x96xf32>
+  %zeros = linalg.fill ins(%zero : f32) outs(%empty : tensor<16x96xf32>) -> tensor<16x96xf32>
+  %product = linalg.matmul ins(%a, %tap : tensor<16x96xbf16>, tensor<96x96xbf16>) outs(%zeros : tensor<16x96xf32>)
+      -> tensor<16x96xf32>
+  return %product : tensor<16x96xf32>
+}
+"""
+
+
+def test_iree_still_packs_a_tap_in_the_kernel_of_the_product(tmp_path: Path) -> None:
+    """When this fails, the fifth kind of the pass is no longer needed."""
+    source, flow = tmp_path / "tap.mlir", tmp_path / "flow.mlir"
+    source.write_text(TAP)
+    flags = ("--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu")
+    compile_file([*flags, "--iree-opt-data-tiling=true", "--compile-to=flow"], source, flow)
+    kernels = [text for text in flow.read_text().split("flow.executable private") if "linalg.matmul" in text]
+    assert len(kernels) == 1
+    assert "sizes = [96, 96, 1, 1]" in kernels[0]
