@@ -68,7 +68,7 @@ def test_every_form_of_every_problem(form, batch, sizes, kernel, stride, padding
     window = Window(sizes, out, kernel, stride, padding, dilation)
     problem = Problem(form.kind, batch, channels, groups, window)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product_tiles, "_LEAST", 1)  # there are kernels for convolutions of any size
+        patch.setattr(product_tiles, "SMALLEST", 1)  # there are kernels for convolutions of any size
         assume(window.taps() and form in forms_of(problem))
     x = torch.randn(batch, channels[0], *sizes, dtype=torch.float64)
     weight = torch.randn(channels[1], channels[0] // groups, *kernel, dtype=torch.float64)

@@ -73,7 +73,7 @@ def always_windowed(monkeypatch):
         return {form: cost * (form.name != "windowed") for form, cost in costs.items()}
 
     monkeypatch.setattr(Convolutions, "_default_costs", costs)
-    monkeypatch.setattr(product_tiles, "_LEAST", 1)
+    monkeypatch.setattr(product_tiles, "SMALLEST", 1)
 
 
 @pytest.fixture
