@@ -11,15 +11,10 @@ from unittest import mock
 import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+from torch._export.passes import replace_set_grad_with_hop_pass as set_grad_regions
+from torch._export.utils import nodes_first
 
 from irongrad.step.train_step import TrainStep
-
-# The passes by which torch.export makes graphs of regions, in its order: where it looks each up, as it uses it.
-_REGIONS = (
-    (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
-    (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
-)
 
 
 @contextmanager
@@ -100,15 +95,17 @@ def inference_as_no_grad() -> Iterator[None]:
 
 
 @contextmanager
-def autocast_before_no_grad() -> Iterator[None]:
-    """While open, torch.export puts code under `torch.autocast` into a graph before code under `torch.no_grad`.
+def no_grad_in_autocast() -> Iterator[None]:
+    """While open, torch.export keeps a `torch.no_grad` within `torch.autocast`, which torch 2.13 loses.
 
-    It does so the other way round, and cuts an autocast region into parts wherever gradients are disabled or enabled in
-    it. That loses a `torch.no_grad` in torch 2.13, and parts the begin of a transform of `torch.func` from its end,
-    since these enable gradients.
+    It cuts the autocast region into parts at the `no_grad`, each with an autocast of its own, and then takes a part
+    for one without gradients only if that begins with the `no_grad`.
     """
-    first, then = _REGIONS
-    with mock.patch.object(*first, getattr(*then)), mock.patch.object(*then, getattr(*first)):
+
+    def first(nodes: Any, condition: Any) -> Any:
+        return nodes_first([n for n in nodes if n.target is not torch.amp.autocast_mode._enter_autocast], condition)
+
+    with mock.patch.object(set_grad_regions, "nodes_first", first):
         yield
 
 
@@ -126,5 +123,5 @@ def compiled_as_plain() -> Iterator[None]:
 @contextmanager
 def exportable_modes() -> Iterator[None]:
     """While open, torch.export keeps what `torch.inference_mode`, `torch.no_grad` and `torch.compile` mean."""
-    with inference_as_no_grad(), autocast_before_no_grad(), compiled_as_plain():
+    with inference_as_no_grad(), no_grad_in_autocast(), compiled_as_plain():
         yield
