@@ -69,6 +69,11 @@ class Lanes:
             vector.maskedstore(memory, [place], self.mask, values)
 
 
+def widened(values: Any, kind: ir.Type) -> Any:
+    """A vector as one of `kind`, to whose elements narrower ones are widened."""
+    return values if values.type == kind else arith.extf(kind, values)
+
+
 def zeros(kind: ir.VectorType) -> Any:
     """A vector of zeros, of floats or integers."""
     element = kind.element_type

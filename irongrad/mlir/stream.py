@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.mlir.linalg import is_elementwise
-from irongrad.mlir.walk import around, constant_of, inside, name_of, owner_of
+from irongrad.mlir.walk import around, constant_of, inside, name_of, named_in, owner_of
 
 # IREE's `max_allocation_size`, in bytes. Memory beyond this size is left to IREE.
 LARGEST_ALLOCATION = 2**31 - 1
@@ -132,6 +133,15 @@ def _segment(dispatch: Any, segment: int) -> list[Any]:
     sizes = list(ir.DenseI32ArrayAttr(dispatch.attributes["operandSegmentSizes"]))
     start = sum(sizes[:segment])
     return list(dispatch.operands)[start : start + sizes[segment]]
+
+
+def calls_of(module: ir.Module) -> dict[tuple[str, ...], list[Any]]:
+    """The dispatches of each kernel, by the kernel's path; one that may take any of several kernels is with each."""
+    found: dict[tuple[str, ...], list[Any]] = defaultdict(list)
+    for call in named_in(module, _DISPATCH):
+        for entry in ir.ArrayAttr(call.attributes["entry_points"]):
+            found[tuple(ir.SymbolRefAttr(entry).value)].append(call)
+    return found
 
 
 def kernels_of(module: ir.Module, executables: Set[str]) -> list[tuple[tuple[str, ...], Any, Any]]:

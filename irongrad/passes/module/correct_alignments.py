@@ -9,7 +9,6 @@ tests/passes/module/test_correct_alignments.py tells when IREE is right.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import mul
@@ -17,12 +16,11 @@ from typing import Any, ClassVar
 
 from iree.compiler import ir
 
-from irongrad.mlir.stream import kernels_of, low_half, numbers_of
-from irongrad.mlir.walk import constant_of, inside, named_in
+from irongrad.mlir.stream import calls_of, kernels_of, low_half, numbers_of
+from irongrad.mlir.walk import constant_of, inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-_DISPATCH = "stream.cmd.dispatch"
 _CLAIM = "stream.alignment"
 _LARGEST = 2**31  # of a number of 32 bits, the low half of an offset
 _MOST_STEPS = 64  # of arithmetic to look through
@@ -61,17 +59,13 @@ class CorrectAlignments(ModulePass):
 
 def _kept_alignments(module: ir.Module) -> dict[tuple[str, ...], list[int]]:
     """For each kernel that some call gives a computed number: the alignment of each number in all of its calls."""
-    found: dict[tuple[str, ...], list[list[int]]] = defaultdict(list)
-    computed = set()
-    for call in named_in(module, _DISPATCH):
-        numbers = numbers_of(call)
-        alignments = [_alignment(number) for number in numbers]
-        for entry in ir.ArrayAttr(call.attributes["entry_points"]):
-            path = tuple(ir.SymbolRefAttr(entry).value)
-            found[path].append(alignments)
-            if any(constant_of(number) is None for number in numbers):
-                computed.add(path)
-    return {path: [min(all_calls) for all_calls in zip(*found[path], strict=True)] for path in computed}
+    kept = {}
+    for path, calls in calls_of(module).items():
+        numbers = [numbers_of(call) for call in calls]
+        if any(constant_of(number) is None for of_call in numbers for number in of_call):
+            alignments = ([_alignment(number) for number in of_call] for of_call in numbers)
+            kept[path] = [min(all_calls) for all_calls in zip(*alignments, strict=True)]
+    return kept
 
 
 def _lower(function: Any, kept: list[int]) -> int:

@@ -10,19 +10,17 @@ is at most 64. tests/passes/module/test_correct_ordinals.py tells when IREE is r
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from iree.compiler import ir
 
-from irongrad.mlir.stream import kernels_of, low_half, numbers_of, workload_of
-from irongrad.mlir.walk import constant_of, inside, named_in
+from irongrad.mlir.stream import calls_of, kernels_of, low_half, numbers_of, workload_of
+from irongrad.mlir.walk import constant_of, inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
-_DISPATCH = "stream.cmd.dispatch"
 _COUNT = "iree_tensor_ext.dispatch.workgroup_count_from_slice"
 _ORDINAL = "iree_tensor_ext.dispatch.workload.ordinal"
 _CASTS = ("arith.index_castui", "arith.index_cast", "arith.trunci")
@@ -45,10 +43,7 @@ class CorrectOrdinals(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        calls: dict[tuple[str, ...], list[Any]] = defaultdict(list)
-        for call in named_in(module, _DISPATCH):
-            for entry in ir.ArrayAttr(call.attributes["entry_points"]):
-                calls[tuple(ir.SymbolRefAttr(entry).value)].append(call)
+        calls = calls_of(module)
         kernels = kernels_of(module, {executable for executable, *_ in calls})
         renumbered = sum(_renumber(export, function, calls[path]) for path, export, function in kernels)
         return PassResult(renumbered > 0, {"renumbered": renumbered})

@@ -9,7 +9,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import arith, memref, vector
 
-from irongrad.mlir.loop_code import Lanes, constant, each, loop, number, vector_of, zeros
+from irongrad.mlir.loop_code import Lanes, constant, each, loop, number, vector_of, widened, zeros
 
 # The vector registers, by the width of a vector.
 _REGISTERS = {16: 32, 8: 16}
@@ -150,7 +150,7 @@ class ProductCode:
             new = []
             for r, of_row in enumerate(of_rows):
                 element = memref.load(self.left.memory, [number(o + i * self.left.summand, of_row, summand)])
-                factor = vector.broadcast(kind, _widened(element, ir.F32Type.get()))
+                factor = vector.broadcast(kind, widened(element, ir.F32Type.get()))
                 new += [vector.fma(factor, x, sums[r * len(lanes) + v]) for v, x in enumerate(vectors)]
             return new
 
@@ -168,8 +168,4 @@ class ProductCode:
 
 def _loaded(lanes: Lanes, memory: Any, place: Any) -> Any:
     """A vector of float32 of memory of float32 or bfloat16."""
-    return _widened(lanes.load(memory, place), lanes.kind)
-
-
-def _widened(value: Any, kind: ir.Type) -> Any:
-    return value if value.type == kind else arith.extf(kind, value)
+    return widened(lanes.load(memory, place), lanes.kind)

@@ -12,7 +12,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
 from irongrad.mlir.linalg import inputs_of
-from irongrad.mlir.loop_code import Lanes, computed, constant, each, new_executable, number, row_of
+from irongrad.mlir.loop_code import Lanes, computed, constant, each, new_executable, number, row_of, widened
 from irongrad.passes.module.matmul_kernels import amx
 from irongrad.passes.module.matmul_kernels.loop_body import Step, slice_of, unmarked
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, Store
@@ -142,7 +142,8 @@ class _Writer:
             values = [at.value(s.piece.values, 0) for s in stores]
             for store, value in zip(stores, values, strict=True):
                 place, memory = at.place(store.width, store.piece.column, store.step), self.written[store.buffer]
-                lanes.store(_stored(value, memory), memory, place)
+                kind = ir.VectorType.get([self.kernel.width], memory.type.element_type)
+                lanes.store(widened(value, kind), memory, place)
 
         self._each(rows, columns, write)
 
@@ -195,12 +196,6 @@ class _Strip:
         code, zero = PairCode.of_loop(kernel, memory, self.sums, self.has_tiles), constant(0)
         with each(zero, constant(kernel.panels), 1) as panel:
             code.write_tile(Place(zero, zero, self.first, panel, first_column(kernel, panel), zero))
-
-
-def _stored(values: Any, memory: Any) -> Any:
-    """A vector as the elements of a memref: float32, to which bfloat16 is widened, or bfloat16."""
-    kind = ir.VectorType.get(values.type.shape, memory.type.element_type)
-    return values if values.type == kind else arith.extf(kind, values)
 
 
 @dataclass(frozen=True, eq=False)
