@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import irongrad as ig
 from irongrad.mlir.walk import named_in, parsed
+from irongrad.passes.module.matmul_kernels import MatmulKernels
 from irongrad.pipeline.iree.compile import COMMON_FLAGS, Compilation, compile_module
 from irongrad.targets import parse_target
 from tests.fixtures.half_products import AMX, AVX2, AVX512, AVX512_BF16, HalfProduct, HalfProducts, runs
@@ -186,3 +189,19 @@ ones = np.ones((128, 128), np.float32)
 result = module.f0(ones, ones[:, :96].copy(), ones[0, :96].copy()).to_host()
 print(may_use_amx(), result[127, 95])
 """
+
+
+@pytest.mark.parametrize("target", TARGETS[:2])
+def test_products_over_chunks_and_their_sum_have_one_kernel(
+    tmp_path: Path, around_pass: Callable[..., list[bytes]], target: str
+) -> None:
+    """The weight gradient of a layer of many rows; eager's own is rounded to bfloat16, too."""
+    torch.manual_seed(0)
+    layer, rows = torch.nn.Linear(64, 96), 4096
+    inputs = {"x": torch.randn(rows, 64), "y": torch.randn(rows, 96)}
+    step = ig.TrainStep(layer, torch.nn.functional.mse_loss, torch.optim.SGD(layer.parameters(), lr=0.1), inputs)
+    modules = around_pass(MatmulKernels)
+    ig.compile(step, tmp_path, target, precision="bf16", entry_points=("train_step",), cache=False)
+    with parsed(modules[-1]) as module:
+        names = [str(op.attributes["entry_points"]) for op in named_in(module, "flow.dispatch")]
+    assert any(f"96x64x{rows}" in name for name in names)

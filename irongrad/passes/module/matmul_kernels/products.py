@@ -123,18 +123,28 @@ def _product_of(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
     if lettered is None:
         return _open_product(operation, tiles)
     sizes, of_operands = lettered
-    if (tile := tile_for(sizes, tiles.of_halves)) and (product := _half_product(operation, sizes, of_operands)):
+    product = _half_product(operation, sizes, of_operands) if tiles.of_halves else None
+    if product is not None and (tile := tile_for(product.sizes, tiles.of_halves)):
         return product, tile
     left, right = (
         lettered_source(value, of) for value, of in zip(list(operation.operands)[:2], of_operands, strict=False)
     )
-    if chunks := chunks_of(operation, left, right):
-        operation, left, right = chunks.total, chunks.left, chunks.right
-        sizes = {"r": sizes["r"], "c": sizes["c"], "k": left[0].type.shape[left[1].index("k")]}
-    if (tile := tile_for(sizes, tiles.of_floats)) is None:
+    product = _of_chunks(Product(operation, sizes, left, right))
+    if (tile := tile_for(product.sizes, tiles.of_floats)) is None:
         return None
-    product = Product(operation, sizes, widened(left, operation), right)
-    return product if packed_by(product, tile) else replace(product, right=widened(right, operation)), tile
+    product = replace(product, left=widened(product.left, product.operation))
+    of_wide = replace(product, right=widened(product.right, product.operation))
+    return product if packed_by(product, tile) else of_wide, tile
+
+
+def _of_chunks(product: Product) -> Product:
+    """The product that `product` is over chunks of; else `product` itself."""
+    chunks = chunks_of(product.operation, product.left, product.right)
+    if chunks is None:
+        return product
+    value, letters = chunks.left
+    sizes = {"r": product.sizes["r"], "c": product.sizes["c"], "k": value.type.shape[letters.index("k")]}
+    return Product(chunks.total, sizes, chunks.left, chunks.right)
 
 
 def _open_product(operation: Any, tiles: Tiles) -> tuple[Product, Tile] | None:
@@ -196,7 +206,7 @@ def _half_product(operation: Any, sizes: dict[str, int], of_operands: Sequence[s
     left, right = (half_source(v, of) for v, of in zip(list(operation.operands)[:2], of_operands, strict=False))
     if left is None or right is None or "k" not in left[1] or not {"c", "k"} <= set(right[1]):
         return None
-    return Product(operation, sizes, left, right)
+    return _of_chunks(Product(operation, sizes, left, right))
 
 
 def widened(operand: Lettered, product: Any) -> Lettered:
