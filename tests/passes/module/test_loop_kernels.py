@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import irongrad as ig
 from irongrad.mlir.walk import inside, parsed
-from irongrad.passes.module.matmul_kernels import loops
+from irongrad.passes.module.matmul_kernels import loop_tiles, loops
+from irongrad.passes.module.matmul_kernels.loop_kernel import LoopProduct
+from irongrad.passes.module.matmul_kernels.loop_tiles import division_of
 from irongrad.passes.module.matmul_kernels.loops import LoopKernels
+from irongrad.passes.module.matmul_kernels.products import Product
+from irongrad.passes.module.matmul_kernels.tiling import Matrix, Strides
 from irongrad.pipeline.iree.compile import compile_module
 from irongrad.targets import parse_target
 from tests.fixtures.half_products import AMX, AVX2, AVX512, AVX512_BF16, runs
@@ -355,11 +361,93 @@ def test_layers_under_autocast_are_kernels(tmp_path: Path, around_pass: Callable
     assert all(instruction in text for text in loops_in)
 
 
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few threads, and right operands that are far from every core, as those of a wide layer: strips come together."""
+    monkeypatch.setattr(loop_tiles, "_NEAR", 0)
+    monkeypatch.setattr(loop_tiles, "_FAR", 200)
+    monkeypatch.setattr(loop_tiles, "_THREADS", (2,))
+
+
+# Layers, their batch, and the target.
+TOGETHER = {
+    "LSTM": (lambda: nn.LSTM(20, 32), 32, "llvm-cpu"),
+    "LSTM with a projection, 30 rows": (lambda: nn.LSTM(20, 48, proj_size=16), 30, AVX2),
+    "GRU of no whole vectors": (lambda: nn.GRU(20, 27), 40, "llvm-cpu"),
+}
+
+
+@needs_x86
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("case", TOGETHER)
+def test_a_thread_computes_several_strips_at_a_time(around_pass: Callable[..., list[bytes]], case: str) -> None:
+    torch.manual_seed(0)
+    make, batch, target = TOGETHER[case]
+    modules = around_pass(LoopKernels)
+    check_layer(make(), torch.randn(18, batch, 20), target)
+    assert launched_in(modules) == 2
+    with parsed(modules[-1]) as module:
+        loops_in = [str(op) for op in module.body.operations if "stream.executable" in str(op)[:40]]
+    assert any("%c2 = arith.constant 2" in text and "stream.return %c2, %c1, %c1" in text for text in loops_in)
+
+
+@needs_x86
+@pytest.mark.usefixtures("far")
+@pytest.mark.parametrize("target", [AMX, AVX512_BF16])
+def test_strips_of_pairs_come_together(tmp_path: Path, around_pass: Callable[..., list[bytes]], target: str) -> None:
+    if not runs(target):
+        pytest.skip(f"needs a CPU for {target}")
+    torch.manual_seed(0)
+    layer = nn.LSTM(20, 64)
+    inputs = {"x": torch.randn(18, 64, 20), "y": torch.randn(18, 64, 64)}
+    step = ig.TrainStep(
+        layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), torch.optim.SGD(layer.parameters()), inputs
+    )
+    modules = around_pass(LoopKernels)
+    ig.compile(step, tmp_path, target, precision="bf16", entry_points=("train_step",), cache=False)
+    assert launched_in(modules) == 2
+
+
+def product_of(summands: int, columns: int, *, is_in_pairs: bool) -> LoopProduct:
+    of = Product(None, {"r": 1, "k": summands, "c": columns}, (None, "rk"), (None, "kc"))
+    return LoopProduct(of, None, Matrix(0, 0, Strides(0), Strides(0)), is_in_pairs)
+
+
+@given(
+    batch=st.integers(2, 300),
+    sizes=st.lists(st.tuples(st.integers(1, 1100), st.integers(1, 130).map(lambda n: 32 * n)), min_size=1, max_size=3),
+    width=st.sampled_from([4, 8, 16]),
+    is_in_pairs=st.booleans(),
+    is_amx=st.booleans(),
+)
+def test_strips_are_all_rows(
+    batch: int, sizes: list[tuple[int, int]], width: int, is_in_pairs: bool, is_amx: bool
+) -> None:
+    strips, together = division_of(
+        batch, [product_of(*s, is_in_pairs=is_in_pairs) for s in sizes], width, is_amx=is_amx
+    )
+    assert 1 <= together <= strips <= batch
+    assert strips % together == 0
+    assert together == 1 or batch % strips == 0
+    assert -(-batch // strips) <= 16
+
+
+@pytest.mark.parametrize(
+    ("units", "is_in_pairs", "together"),
+    [(256, False, False), (512, False, True), (256, True, False), (1024, True, True)],
+)
+def test_strips_come_together_if_weights_leave_the_cache(units: int, is_in_pairs: bool, together: bool) -> None:
+    product = product_of(units, 4 * units, is_in_pairs=is_in_pairs)
+    assert (division_of(128, [product], 16, is_amx=is_in_pairs)[1] > 1) == together
+
+
 @needs_x86
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_layers_of_any_size_are_right(seed: int) -> None:
+def test_layers_of_any_size_are_right(seed: int, request: pytest.FixtureRequest) -> None:
     rng = random.Random(seed)
+    if seed % 2:
+        request.getfixturevalue("far")
     torch.manual_seed(seed)
     kind = rng.choice([nn.LSTM, nn.GRU, nn.RNN])
     size, width = rng.randint(1, 70), 16 * rng.randint(0, 9) + rng.choice([0, 0, 0, 8, 5, 3]) or 4
@@ -368,4 +456,4 @@ def test_layers_of_any_size_are_right(seed: int) -> None:
         options["proj_size"] = rng.randint(1, width - 1)
     layer = kind(size, width, bias=rng.random() < 0.8, **options)
     target = rng.choice(["llvm-cpu", AVX2])
-    check_layer(layer, torch.randn(rng.randint(17, 33), rng.randint(1, 34), size), target)
+    check_layer(layer, torch.randn(rng.randint(3, 33), rng.randint(1, 34), size), target)

@@ -57,6 +57,11 @@ class LoopProduct:
         return self.of.sizes["c"]
 
     @property
+    def bytes_of_number(self) -> int:
+        """The bytes of a number of the right operand."""
+        return 2 if self.is_in_pairs else 4
+
+    @property
     def left(self) -> tuple[Piece, ...]:
         """The parts of the left operand."""
         return tuple(pieces_of(self.operation.operands[0]))
@@ -88,7 +93,8 @@ class LoopKernel:
     Attributes:
         body: the loop.
         products: its products, in order.
-        strips: into how many strips the rows of the batch are divided; a thread computes one at a time.
+        strips: into how many strips the rows of the batch are divided.
+        together: how many strips a thread computes at a time; if several, all have equally many rows.
         width: the number of elements in a vector.
         has_amx: whether AMX multiplies pairs.
     """
@@ -96,6 +102,7 @@ class LoopKernel:
     body: LoopBody
     products: tuple[LoopProduct, ...]
     strips: int
+    together: int
     width: int
     has_amx: bool
 

@@ -1,4 +1,4 @@
-"""Write the code of a loop over time steps: one thread runs all steps for a strip of the rows of a batch."""
+"""Write the code of a loop over time steps: one thread runs all steps for some of the rows of a batch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from irongrad.passes.module.matmul_kernels.loop_tiles import pairs_of, tile_of
 from irongrad.passes.module.matmul_kernels.pair_code import PairCode, room
 from irongrad.passes.module.matmul_kernels.places import Memory, Place, first_column
 from irongrad.passes.module.matmul_kernels.tiling import MatmulShape, Matrix, ProductKernel, Strides
-from irongrad.passes.module.matmul_kernels.vector_code import write_strip
+from irongrad.passes.module.matmul_kernels.vector_code import write_strips
 
 
 def executable_of(kernel: LoopKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
-    with new_executable(name, (kernel.strips, 1, 1), kernel.tensors, kernel.operations) as (executable, bindings):
+    with new_executable(name, (kernel.strips // kernel.together, 1, 1), kernel.tensors, kernel.operations) as (
+        executable,
+        bindings,
+    ):
         _Writer.of(kernel, bindings).write()
     return executable
 
@@ -79,7 +82,7 @@ class _Writer:
         d, strip = ir.AffineExpr.get_dim(0), hal.interface_workgroup_id(0)
         rows, larger = self.kernel.division
         if not larger:
-            self._write_strip(number(d * rows, strip), rows)
+            self._write_strip(number(d * (rows * self.kernel.together), strip), rows)
             return
         is_larger = arith.cmpi(arith.CmpIPredicate.ult, strip, constant(larger))
         branches = scf.IfOp(is_larger, has_else=True)
@@ -91,12 +94,12 @@ class _Writer:
             scf.yield_([])
 
     def _write_strip(self, first: Any, count: int) -> None:
-        """Write the code of a strip of `count` rows that begins at the row `first`."""
+        """Write the code of strips of `count` rows, the first of which begins at the row `first`."""
         kernel, body = self.kernel, self.kernel.body
-        rows = first, number(ir.AffineExpr.get_dim(0) + count, first)
+        rows = first, number(ir.AffineExpr.get_dim(0) + count * kernel.together, first)
         for carry, memory in zip(body.carries, self.first, strict=True):
             self._copy(memory, self.written[carry], carry.piece.columns, rows)
-        strip = _Strip.begin(kernel, first, count)
+        strips = _Strips.begin(kernel, rows, count)
         last = max(s.stage for s in kernel.stores)
         with each(constant(0), constant(body.trips), 1) as iteration:
             for stage in range(last + 1):
@@ -105,9 +108,9 @@ class _Writer:
                     self._store(list(group), columns, iteration, rows)
                 for index, product in enumerate(kernel.products):
                     if kernel.after[product] == stage < last:
-                        self._multiply(index, product, strip)
-        if strip.has_tiles is not None:
-            amx.release(strip.has_tiles)
+                        self._multiply(index, product, strips)
+        if strips.has_tiles is not None:
+            amx.release(strips.has_tiles)
 
     def _each(self, rows: tuple[Any, Any], columns: int, write: Callable[[Any, Any, Lanes], None]) -> None:
         """Write code for each vector of some rows of `columns` numbers; `write` gets its row, first column and lanes.
@@ -147,9 +150,9 @@ class _Writer:
 
         self._each(rows, columns, write)
 
-    def _multiply(self, index: int, product: LoopProduct, strip: _Strip) -> None:
-        """Write code that computes a product of the rows of a strip."""
-        kernel, batch, count = self.kernel, self.kernel.body.batch, strip.count
+    def _multiply(self, index: int, product: LoopProduct, strips: _Strips) -> None:
+        """Write code that computes a product of the rows of a thread."""
+        kernel, batch, count = self.kernel, self.kernel.body.batch, strips.count
         carried = kernel.carried_left(product)
         left = self.written[product if carried is None else kernel.body.carries[carried]]
         layout = Matrix(batch * product.summands, 0, Strides(product.summands), Strides(1))
@@ -158,44 +161,44 @@ class _Writer:
         if product.is_in_pairs:
             tile = pairs_of(count, is_amx=kernel.has_amx)
             of_pairs = ProductKernel(sizes, tile, layout, product.layout, False, multiplies_halves=True, has_pairs=True)
-            strip.multiply_pairs(of_pairs, memory)
+            strips.multiply_pairs(of_pairs, memory)
         else:
             tile = tile_of(count, product.columns, kernel.width)
             pads = product.layout.elements > product.columns * product.summands
             of_product = ProductKernel(sizes, tile, layout, product.layout, False, pads_right=pads)
-            write_strip(of_product, memory, strip.first)
+            write_strips(of_product, memory, strips.rows)
 
 
 @dataclass(frozen=True)
-class _Strip:
+class _Strips:
     """The rows of one workgroup, and what products of bfloat16 need in every iteration.
 
     Attributes:
-        first: the first row.
-        count: the number of rows.
+        rows: the first row, and the first that is not one of them.
+        count: the number of rows of a strip.
         sums: memory for the sums of a tile, float32; None without products of bfloat16.
         has_tiles: an i1, whether AMX multiplies; None in a kernel without AMX.
     """
 
-    first: Any
+    rows: tuple[Any, Any]
     count: int
     sums: Any | None = None
     has_tiles: Any | None = None
 
     @classmethod
-    def begin(cls, kernel: LoopKernel, first: Any, count: int) -> Self:
+    def begin(cls, kernel: LoopKernel, rows: tuple[Any, Any], count: int) -> Self:
         """Write what comes before the loop."""
         if not any(p.is_in_pairs for p in kernel.products):
-            return cls(first, count)
+            return cls(rows, count)
         tile = pairs_of(count, is_amx=kernel.has_amx)
         sums = room(count * tile.columns, ir.F32Type.get())
-        return cls(first, count, sums, amx.asked(tile) if tile.is_amx else None)
+        return cls(rows, count, sums, amx.asked(tile) if tile.is_amx else None)
 
     def multiply_pairs(self, kernel: ProductKernel, memory: Memory) -> None:
         """Write code that computes a product of pairs of bfloat16."""
         code, zero = PairCode.of_loop(kernel, memory, self.sums, self.has_tiles), constant(0)
-        with each(zero, constant(kernel.panels), 1) as panel:
-            code.write_tile(Place(zero, zero, self.first, panel, first_column(kernel, panel), zero))
+        with each(zero, constant(kernel.panels), 1) as panel, each(*self.rows, self.count) as row:
+            code.write_tile(Place(zero, zero, row, panel, first_column(kernel, panel), zero))
 
 
 @dataclass(frozen=True, eq=False)

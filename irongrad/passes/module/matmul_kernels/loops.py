@@ -21,7 +21,7 @@ from irongrad.mlir.walk import inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct
-from irongrad.passes.module.matmul_kernels.loop_tiles import has_pairs, pairs_of, strips_of, tile_of, width_of
+from irongrad.passes.module.matmul_kernels.loop_tiles import division_of, has_pairs, pairs_of, tile_of, width_of
 from irongrad.passes.module.matmul_kernels.loop_writer import executable_of
 from irongrad.passes.module.matmul_kernels.operands import as_it_is, in_blocks, in_pairs
 from irongrad.passes.module.matmul_kernels.packed_weights import packed_weight
@@ -89,7 +89,8 @@ def _kernel(body: LoopBody, most: int, half_tiles: Sequence[Tile]) -> LoopKernel
         return None
     unpacked = tuple(LoopProduct(p, *as_it_is(p.right, "c", p), _has_pairs(p, width, half_tiles)) for p in products)
     has_amx = any(tile.is_amx for tile in half_tiles)
-    kernel = LoopKernel(body, unpacked, strips_of(body.batch, columns, width), width, has_amx)
+    division = division_of(body.batch, unpacked, width, is_amx=has_amx)
+    kernel = LoopKernel(body, unpacked, *division, width, has_amx)
     return kernel if kernel.tensors <= _MOST_TENSORS else None
 
 

@@ -82,17 +82,18 @@ def _elements(kernel: ProductKernel, assumed: int, letters: str, size: Any) -> A
     return number(ir.AffineExpr.get_dim(0) * (assumed // of[kernel.open]), size)
 
 
-def write_strip(kernel: ProductKernel, memory: Memory, row: Any) -> None:
-    """Write code that computes a product of one strip at the current insertion point.
+def write_strips(kernel: ProductKernel, memory: Memory, rows: tuple[Any, Any]) -> None:
+    """Write code that computes a product of some strips at the current insertion point.
 
     Args:
-        kernel: the product; it has the rows of the strip.
+        kernel: the product; it has the rows of one strip.
         memory: its buffers.
-        row: the first row of the strip in them.
+        rows: the first row of the first strip in them, and the first row behind the last strip.
     """
     with each(constant(0), constant(kernel.panels), 1) as panel:
         column = first_column(kernel, panel)
-        with each(constant(0), constant(kernel.sizes.summands), kernel.depth) as summand:
+        blocks = each(constant(0), constant(kernel.sizes.summands), kernel.depth)
+        with blocks as summand, each(*rows, kernel.tile.rows) as row:
             _write_tile(kernel, memory, Place(constant(0), constant(0), row, panel, column, summand))
 
 
