@@ -18,6 +18,7 @@ from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.diagnostics.stage_errors import reported
 from irongrad.graph.sources import phase_of
 from irongrad.graph.step_graph import StepGraph
+from irongrad.operators.decompositions.recurrent import loops_for
 from irongrad.operators.decompositions.registry import family_of
 from irongrad.operators.legalize.core_operators import CORE
 from irongrad.operators.legalize.legality import called, float64_refusals, history_of, nodes_of, refusals
@@ -33,7 +34,7 @@ from irongrad.pipeline.uncaptured_operators import probed
 from irongrad.runtime.errors import IronGradError, UserError
 from irongrad.step.borrow import roots_of, unchanged
 from irongrad.step.train_step import TrainStep
-from irongrad.targets import Target
+from irongrad.targets import Ability, Target, common_abilities
 
 CORE_OPERATOR = "core operator"
 PYTORCH = "PyTorch's decomposition"
@@ -84,7 +85,9 @@ def check(step: TrainStep, targets: Sequence[Target] = ()) -> Report:
         step: the step.
         targets: the targets that it would be compiled for.
     """
-    with few_collections(), _use_lazy_graph_module(True):  # as the driver, which says why
+    has_kernels = bool(targets) and Ability.LOOPS in common_abilities(targets)
+    # As in the driver, which says why.
+    with few_collections(), _use_lazy_graph_module(True), loops_for(has_kernels=has_kernels):
         try:
             return Report(tuple(lowerings(_step_graph(step, targets))), ())
         except IronGradError as error:

@@ -15,6 +15,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from irongrad.analysis.records import Analysis
 from irongrad.graph.step_graph import StepGraph, with_frozen_state
+from irongrad.operators.decompositions.recurrent import loops_for
 from irongrad.operators.legalize.legality import check_float64
 from irongrad.passes import Pass, run_passes
 from irongrad.pipeline.assemble.assemble import AssembledModule, Part
@@ -73,7 +74,7 @@ from irongrad.runtime.staging import staged
 from irongrad.step.layouts import layouts_of
 from irongrad.step.steps import Steps, named_steps
 from irongrad.step.train_step import TrainStep
-from irongrad.targets import Target, common_abilities
+from irongrad.targets import Ability, Target, common_abilities
 
 GOLDEN_STEPS = 3
 
@@ -163,6 +164,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         few_collections(),
         # Graphs are interpreted or imported. Generating their Python code would take a tenth of the time for nothing.
         _use_lazy_graph_module(True),
+        loops_for(has_kernels=_compiles_loops(options)),
         suppress(StoppedEarly),
         ExitStack() as stack,
     ):
@@ -206,6 +208,11 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         if entry is not None and entry.keep(artifact, record):
             run.key = entry.key
     return run.result()
+
+
+def _compiles_loops(options: Options) -> bool:
+    """Whether all targets have kernels for loops; over StableHLO, there are no loops with initial values of zero."""
+    return options.route == "linalg" and Ability.LOOPS in common_abilities(options.targets)
 
 
 def _faster(run: BuildRun, tuned: Artifact, step: TrainStep | Steps) -> Artifact:

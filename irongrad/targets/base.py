@@ -54,12 +54,14 @@ class Ability(StrEnum):
         TILES: products of bfloat16 are computed in tile registers, in a sixth of the time of products of float32.
         CONVOLUTIONS: there are kernels of ours for convolutions.
         ATTENTION: there are kernels of ours for attention, which do not write scores to memory.
+        LOOPS: there are kernels of ours for loops over time steps.
     """
 
     HALVES = "halves"
     TILES = "tiles"
     CONVOLUTIONS = "convolutions"
     ATTENTION = "attention"
+    LOOPS = "loops"
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def _abilities(triple: str, cpu: str, features: str) -> frozenset[Ability]:
         Ability.HALVES: cpu in _WITH_HALVES or multiplies_bfloat16("x86_64", added),
         Ability.CONVOLUTIONS: has_kernels,
         Ability.ATTENTION: has_kernels,
+        Ability.LOOPS: has_kernels,
     }
     return frozenset(ability for ability, is_there in found.items() if is_there)
 

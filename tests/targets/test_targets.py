@@ -199,7 +199,7 @@ def test_a_target_tells_how_its_cpu_multiplies_bfloat16(monkeypatch, target, fla
     ],
 )
 def test_there_are_kernels_of_ours_for_vectors_of_256_bits_and_more(target, has_kernels):
-    kernels = {Ability.CONVOLUTIONS, Ability.ATTENTION}
+    kernels = {Ability.CONVOLUTIONS, Ability.ATTENTION, Ability.LOOPS}
     assert parse_target(target).abilities & kernels == (kernels if has_kernels else set())
 
 

@@ -1,17 +1,20 @@
 """Recurrent layers: one operator for all time steps of a layer, and one for its backward.
 
 A long sequence becomes a scan, so the compiled layer is as large for a thousand steps as for twenty. A short sequence
-is unrolled. Work that does not depend on the state stays outside the steps. The caller projects the inputs of all steps
-in one product. The backward stacks the gradients of the gates and computes the gradients of the weights in one
-product. That is faster than a sum of one product per step (J. Appleyard et al., "Optimizing Performance of Recurrent
-Neural Networks on GPUs", 2016), and rounds less.
+is unrolled, unless all targets have kernels of ours for loops. Work that does not depend on the state stays outside the
+steps. The caller projects the inputs of all steps in one product. The backward stacks the gradients of the gates and
+computes the gradients of the weights in one product. That is faster than a sum of one product per step (J. Appleyard et
+al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016), and rounds less.
 
 The equations are those in the documentation of torch.nn.LSTM, GRU and RNN. The gradients are derived from them by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +30,43 @@ Tensors = Sequence[Tensor]
 # At 16 steps both forms take equally long to compile. A training step of an LSTM of 64 units then takes 0.8 ms unrolled
 # and 1.9 ms as loops (llvm-cpu, two Zen 3 cores). Unrolled code grows with every further step.
 LONGEST_UNROLLED = 16
+
+# The same where the targets have kernels for loops. On a Xeon with AVX-512, loops of 3 to 16 steps take 0.7 to 0.95 of
+# the time of the unrolled steps (docs/dev/measurements/2026-11-30-xeon.md).
+_LONGEST_BESIDE_KERNELS = 2
+
+# What these kernels compute in; states are float32.
+_OF_KERNELS = (torch.float32, torch.bfloat16)
+
+_HAS_KERNELS: ContextVar[bool] = ContextVar("has_kernels", default=False)
+
+
+@contextmanager
+def loops_for(*, has_kernels: bool) -> Iterator[None]:
+    """While open, steps are unrolled or not as is best for the targets.
+
+    Args:
+        has_kernels: whether all targets have kernels of ours for loops.
+    """
+    token = _HAS_KERNELS.set(has_kernels)
+    try:
+        yield
+    finally:
+        _HAS_KERNELS.reset(token)
+
+
+def is_unrolled(x: Tensor, state: Tensor) -> bool:
+    """Whether a layer is unrolled.
+
+    Args:
+        x: its projected inputs, (steps, batch, gates).
+        state: a tensor of its state.
+    """
+    steps, batch = x.shape[:2]
+    kinds = x.dtype in _OF_KERNELS and state.dtype == torch.float32
+    # The kernels are for batches of known sizes: IREE removes the dimension of a batch of one row.
+    to_kernels = _HAS_KERNELS.get() and kinds and is_known(batch) and batch > 1
+    return is_known(steps) and 0 < steps <= (_LONGEST_BESIDE_KERNELS if to_kernels else LONGEST_UNROLLED)
 
 
 class Cell(NamedTuple):
@@ -158,7 +198,7 @@ CELLS = {
 }
 
 
-def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors) -> list[Tensor]:
+def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors, *, unrolled: bool | None = None) -> list[Tensor]:
     """Run all steps of a layer.
 
     Args:
@@ -166,6 +206,7 @@ def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors) -> list[Tens
         x: the projected inputs, (steps, batch, gates).
         state: the initial state; each tensor is (batch, size).
         weights: the weight of the state, and the further weights that `cell` takes.
+        unrolled: whether the steps are unrolled; None for what is best.
 
     Returns:
         The last state. Then, stacked over the steps, the outputs and the values saved for the backward.
@@ -176,11 +217,12 @@ def forward(cell: str, x: Tensor, state: Tensors, weights: Tensors) -> list[Tens
         new, saved = CELLS[cell].step(values[count], values[:count], values[count + 1 :])
         return [*new, new[0], *saved]
 
-    return _scan(body, list(state), [x], tuple(weights), backwards=False)
+    run = _unrolled if (is_unrolled(x, state[0]) if unrolled is None else unrolled) else _scan
+    return run(body, list(state), [x], tuple(weights), backwards=False)
 
 
 def backward(
-    cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved: Tensors, valid: Tensor | None = None
+    cell: str, grads: Tensors, state: Tensors, weights: Tensors, saved: Tensors, last: Tensor | None = None
 ) -> list[Tensor]:
     """Return the gradients of `x`, of each of `state` and of each of `weights`.
 
@@ -190,30 +232,36 @@ def backward(
         state: as `forward` took it.
         weights: as `forward` took them.
         saved: the results of `forward` after the last state.
-        valid: for padded sequences, which steps are true ones, (steps,) bool; None if all are. The last state is that
-            of the last true step.
+        last: for padded sequences, the number of the last true step, () int64, whose state is the last one. Gradients
+            and saved values of steps behind it are zero. None if all steps are true ones.
     """
     count = len(state)
     old = [torch.cat([first.unsqueeze(0), stack[:-1]]) for first, stack in zip(state, saved, strict=False)]
+    begun, entering = [*grads[:count]], [grads[count]]
+    if last is not None:
+        begun, entering = [torch.zeros_like(g) for g in begun], _entering_at(last, grads)
 
     def body(*values: Tensor) -> list[Tensor]:
-        carried, dy, rest = values[:count], values[count], values[count + 1 :]
-        before, after, outer = rest[:count], rest[count : count + len(saved)], rest[count + len(saved) :]
-        dx, dold, others = CELLS[cell].back([carried[0] + dy, *carried[1:]], before, after, outer)
+        given = iter(values)
+        sizes = count, len(entering), count, len(saved)
+        carried, added, before, after = (list(islice(given, size)) for size in sizes)
+        carried[: len(added)] = (c + a for c, a in zip(carried, added, strict=False))
+        dx, dold, others = CELLS[cell].back(carried, before, after, list(given))
         return [*dold, dx, *others]
 
-    def padded(*values: Tensor) -> list[Tensor]:
-        *inner, here = values[: len(values) - len(weights)]
-        made = body(*inner, *values[len(values) - len(weights) :])
-        kept = [*values[:count], *map(torch.zeros_like, made[count:])]
-        return [torch.where(here, new, old) for new, old in zip(made, kept, strict=True)]
-
-    stacks = [grads[count], *old, *saved, *([] if valid is None else [valid])]
-    step = body if valid is None else padded
-    results = list(_scan(step, list(grads[:count]), stacks, tuple(weights), backwards=True))
+    run = _unrolled if is_unrolled(grads[count], state[0]) else _scan
+    results = list(run(body, begun, [*entering, *old, *saved], tuple(weights), backwards=True))
     dx, *others = results[count:]
     made = CELLS[cell].weights(old[0], saved, dx, others)
     return [dx, *results[:count], *made[: len(weights)]]  # `Cell.weights` gives gradients of biases in any case
+
+
+def _entering_at(last: Tensor, grads: Tensors) -> list[Tensor]:
+    """The gradients of the last state as stacks, zero except at the step `last`; the first plus that of the outputs."""
+    *of_state, of_outputs = grads
+    is_last = (torch.arange(of_outputs.shape[0]) == last).reshape(-1, 1, 1)
+    first, *others = (torch.where(is_last, grad.unsqueeze(0), 0) for grad in of_state)
+    return [of_outputs + first, *others]
 
 
 def _scan(
@@ -223,23 +271,22 @@ def _scan(
 
     Returns the final carried values, and then the other results of `body`, stacked.
     """
-    steps, count = stacks[0].shape[0], len(carried)
-    if isinstance(steps, int) and 0 < steps <= LONGEST_UNROLLED:
-        return _unrolled(body, carried, stacks, outer, range(steps)[::-1] if backwards else range(steps))
+    count = len(carried)
     given = [stack.flip(0) for stack in stacks] if backwards else stacks
     results = torch.ops.higher_order.scan(body, carried, given, outer)
     return [*results[:count], *(stack.flip(0) if backwards else stack for stack in results[count:])]
 
 
 def _unrolled(
-    body: Callable[..., Any], carried: list[Tensor], stacks: list[Tensor], outer: tuple[Tensor, ...], order: range
+    body: Callable[..., Any], carried: list[Tensor], stacks: list[Tensor], outer: tuple[Tensor, ...], *, backwards: bool
 ) -> list[Tensor]:
-    count, rows = len(carried), {}
+    """Do the same without a scan."""
+    count, rows, steps = len(carried), {}, range(stacks[0].shape[0])
     repeated = Repeated(body)
-    for step in order:
+    for step in steps[::-1] if backwards else steps:
         results = repeated(*carried, *(stack[step] for stack in stacks), *outer)
         carried, rows[step] = results[:count], results[count:]
-    return [*carried, *(torch.stack(made) for made in zip(*(rows[step] for step in sorted(order)), strict=True))]
+    return [*carried, *(torch.stack(made) for made in zip(*(rows[step] for step in steps), strict=True))]
 
 
 @torch.library.custom_op("irongrad::recurrent", mutates_args=())  # type: ignore[untyped-decorator]
@@ -290,12 +337,12 @@ def _differentiate(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     if torch.is_grad_enabled():
         if not is_known(x.shape[0]) or x.shape[0] > LONGEST_UNROLLED:
             raise UnsupportedOpError(
-                f"a second derivative of a recurrent layer over {x.shape[0]} steps: above {LONGEST_UNROLLED} steps the "
-                "layer is a scan, whose second derivatives are wrong in PyTorch 2.13. Pass shorter sequences, or let "
+                f"a second derivative of a recurrent layer over {x.shape[0]} steps: above {LONGEST_UNROLLED} steps it "
+                "is that of a scan, whose second derivatives are wrong in PyTorch 2.13. Pass shorter sequences, or let "
                 "the loss contain no gradient that goes through this layer"
             )
         inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (x, *state, *weights)]
-        made = forward(ctx.cell, inputs[0], inputs[1 : count + 1], inputs[count + 1 :])[: count + 1]
+        made = forward(ctx.cell, inputs[0], inputs[1 : count + 1], inputs[count + 1 :], unrolled=True)[: count + 1]
         results = [*torch.autograd.grad(made, inputs, given, create_graph=True, materialize_grads=True)]
     else:
         results = torch.ops.irongrad.recurrent_backward(ctx.cell, given, state, weights, output[count:])

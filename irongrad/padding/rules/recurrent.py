@@ -38,9 +38,9 @@ def _backward(call: Call) -> list[Padded]:
     _check(steps)
     grads, state, saved = ([call.padding.fill(v, 0) for v in call[n]] for n in ("grads", "state", "saved"))
     weights = [w.tensor for w in call["weights"]]
-    valid = call.padding.mask(steps.layout[0]) if steps.padded(0) else None
-    results = backward(call["cell"], grads, state, weights, saved, valid)
     time, batch = solid(steps.layout[0]), solid(steps.layout[1])
+    last: Any = torch.as_tensor(call.padding.sizes.true(size_of(time) - 1)) if steps.padded(0) else None
+    results = backward(call["cell"], grads, state, weights, saved, last)
     layouts: list[Layout] = [(time, batch, dim_of(results[0].shape[2]))]
     layouts += [(batch, dim_of(s.shape[1])) for s in state]
     layouts += [w.layout for w in call["weights"]]

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils.rnn import PackedSequence
 
 from irongrad.memory_model.product_tiles import SMALLEST
-from irongrad.operators.decompositions.recurrent import LONGEST_UNROLLED, recurrent
+from irongrad.operators.decompositions.recurrent import is_unrolled, recurrent
 from irongrad.operators.decompositions.unknown_sizes import is_known
 from irongrad.runtime.errors import UnsupportedOpError
 
@@ -115,14 +115,15 @@ def _direction(
         bias = bias if cell == "gru" else bias + inner_bias
     projected = linear(x.flip(0) if backwards else x, input_weight, bias)
     # Under autocast the state is kept as wide as the weights. Its products may be narrower, as those of linear layers.
-    if _multiplies_halves(projected, inner[0]):
+    carried = [s.to(input_weight.dtype) for s in state]
+    if _multiplies_halves(projected, carried[0], inner[0]):
         inner = [w.to(projected.dtype) if w.dim() > 1 else w for w in inner]
-    results = recurrent(cell, projected, [s.to(input_weight.dtype) for s in state], inner)
+    results = recurrent(cell, projected, carried, inner)
     *last, y = (r.to(s.dtype) for r, s in zip(results, [*state, state[0]], strict=False))
     return y.flip(0) if backwards else y, last
 
 
-def _multiplies_halves(projected: Tensor, weight: Tensor) -> bool:
+def _multiplies_halves(projected: Tensor, state: Tensor, weight: Tensor) -> bool:
     """Whether products of bfloat16 with the state are faster: kernels of ours compute them, each or in loops.
 
     Others take longer than in float32. On a Xeon with AMX, 16 unrolled steps of 32 rows and 64 units take 1.5 times as
@@ -131,4 +132,4 @@ def _multiplies_halves(projected: Tensor, weight: Tensor) -> bool:
     steps, batch = projected.shape[:2]
     if projected.dtype != torch.bfloat16 or not (is_known(steps) and is_known(batch)):
         return False
-    return bool(batch > 1 if steps > LONGEST_UNROLLED else batch * weight.numel() >= SMALLEST)
+    return bool(batch * weight.numel() >= SMALLEST if is_unrolled(projected, state) else batch > 1)

@@ -40,6 +40,7 @@ from irongrad.passes.module.keep_products_apart import KeepProductsApart
 from irongrad.passes.module.keep_reductions_apart import KeepReductionsApart
 from irongrad.passes.module.keep_scatters_apart import KeepScattersApart
 from irongrad.passes.module.keep_slices_apart import KeepSlicesApart
+from irongrad.passes.module.keep_splats_apart import KeepSplatsApart
 from irongrad.passes.module.keep_state import KeepState
 from irongrad.passes.module.load_where_read import LoadWhereRead
 from irongrad.passes.module.loops_in_place import LoopsInPlace
@@ -124,7 +125,7 @@ FLOW = Phase(
 RESOURCES = Phase(
     "resources",
     "iree-opt, for a module with loops; values are buffers",
-    (LoopsInPlace, ComputeBeforeLoops, KeepGlobalsApart),
+    (LoopsInPlace, ComputeBeforeLoops, KeepGlobalsApart, KeepSplatsApart),
 )
 SCHEDULED = Phase(
     "scheduled", "iree-opt; values have lifetimes", (MapBase, StateInPlace, AllocateApart, PlaceTransients)

@@ -15,10 +15,11 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import irongrad as ig
 from irongrad.frontends.compile_function import flat_function
-from irongrad.operators.decompositions.recurrent import LONGEST_UNROLLED, recurrent
+from irongrad.operators.decompositions.recurrent import LONGEST_UNROLLED, loops_for, recurrent
 from irongrad.operators.legalize.retrace import retrace
 from irongrad.pipeline.capture.recurrent_layers import recurrent_layers
 from irongrad.runtime.errors import UnsupportedOpError
+from irongrad.targets import Ability, parse_target
 
 LENGTHS = {"unrolled": 3, "scan": LONGEST_UNROLLED + 2}
 
@@ -91,6 +92,64 @@ def test_only_long_sequences_become_loops(length, loops):
 
     graph = retrace(fn, [torch.randn(LENGTHS[length], 2, 3), torch.randn(2, 3), torch.randn(3, 3)], decompose=True)
     assert any(isinstance(n.target, HigherOrderOperator) for n in graph.graph.nodes) == loops
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "dtype", "loops"),
+    [
+        (3, 2, torch.float32, True),
+        (16, 32, torch.bfloat16, True),
+        (2, 2, torch.float32, False),
+        (16, 1, torch.float32, False),
+        (16, 2, torch.float64, False),
+        (16, 2, torch.float16, False),
+    ],
+)
+def test_short_sequences_become_loops_that_have_kernels(steps, batch, dtype, loops):
+    def fn(x, h, w):
+        return recurrent("rnn_tanh", x, [h], [w])
+
+    state = torch.randn(batch, 3, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    given = [torch.randn(steps, batch, 3).to(dtype), state, torch.randn(3, 3, dtype=state.dtype)]
+    with loops_for(has_kernels=True):
+        graph = retrace(fn, given, decompose=True)
+    assert any(isinstance(n.target, HigherOrderOperator) for n in graph.graph.nodes) == loops
+
+
+@pytest.mark.parametrize("target", ["llvm-cpu", "llvm-cpu:arch=aarch64"])
+def test_targets_tell_whether_short_sequences_become_loops(target, tmp_path):
+    layer = nn.LSTM(4, 16)
+    inputs = {"x": torch.randn(6, 8, 4), "y": torch.randn(6, 8, 16)}
+    step = ig.TrainStep(
+        layer, lambda out, y: nn.functional.mse_loss(out[0], y), torch.optim.SGD(layer.parameters()), inputs
+    )
+    ig.compile(step, tmp_path / "a", target, entry_points=("train_step",), cache=False, dump_dir=tmp_path / "dump")
+    graph = (tmp_path / "dump" / "02_differentiate.joint.fx").read_text()
+    assert ("higher_order.scan" in graph) == (Ability.LOOPS in parse_target(target).abilities)
+
+
+def test_second_derivatives_of_short_sequences_are_those_of_unrolled_steps(tmp_path):
+    class Critic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.GRU(4, 16), nn.Linear(16, 1)
+
+        def forward(self, x):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                score = self.head(self.layer(x)[0]).sum()
+                (slope,) = torch.autograd.grad(score, x, create_graph=True)
+            return score, slope
+
+    torch.manual_seed(0)
+    critic = Critic()
+    step = ig.TrainStep(
+        critic,
+        lambda out, y: out[0] - y.sum() + (out[1].norm(dim=-1) - 1).square().mean(),
+        torch.optim.SGD(critic.parameters(), lr=0.1),
+        {"x": torch.randn(6, 8, 4), "y": torch.randn(8)},
+    )
+    ig.compile(step, tmp_path, "llvm-cpu", entry_points=("train_step",), cache=False)
 
 
 def test_packed_sequences_are_refused():
