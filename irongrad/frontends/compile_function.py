@@ -36,6 +36,7 @@ from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.eager_control_flow import eager_control_flow
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.graph.subgraphs import check_control_flow
+from irongrad.operators.decompositions.recurrent import loops_for
 from irongrad.operators.decompositions.registry import BeforeAutograd
 from irongrad.operators.legalize.complex_numbers import in_reals, refuse_complex
 from irongrad.operators.legalize.legality import check_operators, check_values
@@ -66,7 +67,7 @@ from irongrad.runtime.manifest import SEED, FunctionSpec
 from irongrad.runtime.scratch import scratch_directory
 from irongrad.runtime.structure import Structure, unflatten
 from irongrad.step.borrow import Record, unchanged
-from irongrad.targets import parse_target
+from irongrad.targets import Ability, parse_target
 
 # A function of flat tensors.
 Run: TypeAlias = Callable[..., list[torch.Tensor]]
@@ -135,10 +136,10 @@ def _compiled(
     flat: FlatFunction, fn: Callable[..., Any], example_args: Sequence[Any], target: str, *, cache: bool
 ) -> CompiledFunction:
     refuse_unrepeatable(Program("the function", fn, partial(_lent, fn, example_args), partial(_recorded, flat)))
-    with refused_together():
+    chosen = parse_target(target)
+    with refused_together(), loops_for(has_kernels=Ability.LOOPS in chosen.abilities):
         graph = trace_function(flat, fn)
         check_operators(graph)
-    chosen = parse_target(target)
     traced = graph
     graph, passes = optimised_function(traced, chosen)
     interface = describe_function(graph)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from iree.compiler import ir
 
 from irongrad.mlir.barriers import BARRIER
-from irongrad.mlir.walk import found_in
+from irongrad.mlir.walk import LOOPS, functions_of, inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module_pass import ModulePass
 
@@ -23,7 +23,7 @@ _SPLAT = "stream.tensor.splat"
 
 @dataclass(frozen=True)
 class KeepSplatsApart(ModulePass):
-    """Put a splat that several operations read behind a barrier.
+    """Put a splat that several operations read behind a barrier, in a function with a loop.
 
     Before:
         %n = stream.tensor.splat %rows : i64 -> tensor<i64> in !stream.resource<*>{%size}
@@ -39,7 +39,9 @@ class KeepSplatsApart(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        splats = [op for op in found_in(module, _SPLAT) if len(list(op.results[0].uses)) > 1]
+        bodies = [list(inside(function)) for function in functions_of(module)]
+        around_loops = [op for body in bodies if any(op.name in LOOPS for op in body) for op in body]
+        splats = [op for op in around_loops if op.name == _SPLAT and len(list(op.results[0].uses)) > 1]
         for splat in splats:
             value = splat.results[0]
             with splat.location, ir.InsertionPoint.after(splat):
