@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
@@ -55,7 +56,9 @@ def _computed(node: Node, mode: FakeTensorMode) -> Any:
         with suppress(NotImplementedError):  # PyTorch has no meta kernel for every operator
             args, kwargs = _arguments(node, shape_only_tensors.empty)
             return shape_only_tensors.faked(shape_only_tensors.result_of(operator, args, kwargs), mode)
-    with mode:
+    # PyTorch 2.13 computes the shapes of some operators (constant_pad_nd) for symbolic sizes in Python only. In C++ it
+    # would take the example's sizes for those of every call.
+    with mode, enable_python_dispatcher():
         args, kwargs = _arguments(node, torch.empty)
         return operator(*args, **kwargs)
 

@@ -16,6 +16,10 @@ A name without an overload means `default`.
 
 from __future__ import annotations
 
+import operator
+
+import torch
+
 _UNARY = """
     abs acos acosh asin asinh atan atanh bitwise_not ceil celu cos cosh deg2rad elu erf exp exp2 expm1 floor
     frac gelu hardshrink hardsigmoid hardswish hardtanh isinf isnan isneginf isposinf leaky_relu log log1p
@@ -72,6 +76,14 @@ _OWN = """
 _PRIMS = """
     collapse convert_element_type iota split_dim sqrt squeeze sum view_of
 """
+
+# Arithmetic on sizes that torch-mlir 20261001 imports.
+SIZE_ARITHMETIC = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg, operator.mod),
+        *(torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default),
+    }
+)
 
 # Structured control flow, whose bodies are checked like the graph around them.
 CONTROL_FLOW = frozenset({"cond", "map_impl", "scan", "while_loop"})

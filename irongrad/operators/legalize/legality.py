@@ -16,16 +16,9 @@ from irongrad.diagnostics.refusals import Refusal, refuse, unsupported
 from irongrad.graph.dtypes import is_supported
 from irongrad.graph.step_graph import Function, StepGraph, Value
 from irongrad.operators.decompositions.registry import LIBRARY
-from irongrad.operators.legalize.core_operators import CONTROL_FLOW, CORE
+from irongrad.operators.legalize.core_operators import CONTROL_FLOW, CORE, SIZE_ARITHMETIC
 from irongrad.targets import Target
 
-# Arithmetic on sizes that torch-mlir 20261001 imports.
-_ARITHMETIC = frozenset(
-    {
-        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg, operator.mod),
-        *(torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default),
-    }
-)
 _FIXED = "Leave its dimensions out of dynamic=, so that their sizes are fixed"
 
 
@@ -148,7 +141,7 @@ def nodes_of(graph: GraphModule) -> Iterator[Node]:
 def _refusal(node: Node, otherwise: str) -> Refusal | None:
     line = partial(source_lines.line_of, node, otherwise)  # deferred: few nodes are refused
     target = node.target
-    if _is_size(node) and target not in _ARITHMETIC:
+    if _is_size(node) and target not in SIZE_ARITHMETIC:
         name = getattr(target, "__name__", str(target))
         return Refusal(name, line(), "does arithmetic on sizes that cannot be compiled for dynamic dimensions", _FIXED)
     if target is operator.getitem or _is_size(node) or any(_value_problem(n) for n in node.all_input_nodes):

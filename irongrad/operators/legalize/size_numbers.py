@@ -1,13 +1,15 @@
 """Turn numbers computed from sizes (`1 / x.numel()`) into rank-0 tensors where operators take them.
 
-As a number argument, torch-mlir 20261001 imports sums and products of sizes. It imports neither floats computed from
-sizes nor the minimum of two sizes. Eager computes such floats in Python's doubles; float64 tensors give the same
-numbers.
+As a number argument, torch-mlir 20261001 imports sums, products and quotients of whole sizes, and powers of them only
+as products. It imports neither floats computed from sizes nor the minimum of two sizes. Eager computes such floats in
+Python's doubles; float64 tensors give the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -17,19 +19,19 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import Target
 
 from irongrad.diagnostics.source_lines import line_of
+from irongrad.operators.legalize.core_operators import SIZE_ARITHMETIC
 from irongrad.operators.legalize.scalars import with_tensors
 from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.sizes.expressions import evaluated
 
+# torch-mlir lowers a remainder in a shape, but not as a number.
+_AS_NUMBERS = SIZE_ARITHMETIC - {operator.mod}
+_MOST_FACTORS = 4  # of a product in place of a power
+
 
 def takes_numbers_of_sizes(graph: GraphModule) -> bool:
-    """Return whether an operator of `graph` takes a number computed from sizes that has to become a tensor."""
-    calls = (n for n in graph.graph.nodes if isinstance(n.target, OpOverload))
-    return any(
-        isinstance(value, Node) and _is_number(value.meta.get("val"), schema_type)
-        for n in calls
-        for schema_type, value in _with_types(n.target, n.args, n.kwargs)
-    )
+    """Return whether `graph` has numbers computed from sizes that torch-mlir cannot import."""
+    return any(_is_power(n) or any(_numbers(n)) for n in graph.graph.nodes)
 
 
 def without_numbers_of_sizes(graph: GraphModule, *values: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -54,13 +56,14 @@ class _WithTensors(Interpreter):
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator; its result keeps the dtype that it has with Python numbers."""
-        if not isinstance(target, OpOverload):
-            return super().call_function(target, args, kwargs)
-        typed = list(_with_types(target, args, kwargs))
-        if not any(_is_number(value, schema_type) for schema_type, value in typed):
+        if _is_power(self.node):
+            return math.prod([args[0]] * args[1])
+        numbers = _numbers(self.node)
+        if not isinstance(target, OpOverload) or not any(numbers):
             return super().call_function(target, args, kwargs)
         try:
-            values = [self._tensor(value) if _is_number(value, schema_type) else value for schema_type, value in typed]
+            given = zip(numbers, (*args, *kwargs.values()), strict=True)
+            values = [self._tensor(value) if is_number else value for is_number, value in given]
             result = with_tensors(
                 target, tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
             )
@@ -75,23 +78,41 @@ class _WithTensors(Interpreter):
         return evaluated(number.node.expr, self._sizes)
 
 
-def _with_types(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call in order, each with its type in the schema."""
-    types = {a.name: str(a.type) for a in operator._schema.arguments}
-    yield from zip(types.values(), args, strict=False)
-    yield from ((types[name], value) for name, value in kwargs.items())
+def _numbers(node: Node) -> list[bool]:
+    """Whether each argument of `node`, in order, is a number computed from sizes that torch-mlir cannot import."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    types = {a.name: str(a.type) for a in node.target._schema.arguments}
+    given = [*zip(types.values(), node.args, strict=False), *((types[n], value) for n, value in node.kwargs.items())]
+    return [isinstance(value, Node) and _is_number(value, schema_type) for schema_type, value in given]
 
 
-def _is_number(value: object, schema_type: str) -> bool:
+def _is_number(value: Node, schema_type: str) -> bool:
     """Whether an argument of type `schema_type` is a number computed from sizes that torch-mlir cannot import."""
-    if isinstance(value, torch.SymFloat):
+    number = value.meta.get("val")
+    if isinstance(number, torch.SymFloat):
         return True
-    return isinstance(value, torch.SymInt) and "int" not in schema_type and not _is_imported(value.node.expr)
+    return isinstance(number, torch.SymInt) and "int" not in schema_type and not _is_imported(value)
 
 
-def _is_imported(size: sympy.Expr) -> bool:
-    """Whether `size` consists of sums and products alone."""
-    return size.is_polynomial() and not size.has(sympy.Pow)
+def _is_imported(number: Node) -> bool:
+    """Whether torch-mlir imports all the arithmetic of which the size `number` is the result."""
+    seen, waiting = set(), [number]
+    while waiting:
+        node = waiting.pop()
+        if node.target not in _AS_NUMBERS and not _is_power(node):
+            return False
+        seen.add(node)
+        waiting += [n for n in node.all_input_nodes if n not in seen and isinstance(n.meta.get("val"), torch.SymInt)]
+    return True
+
+
+def _is_power(node: Node) -> bool:
+    """Whether `node` is a size to the power of a small number, which is written as a product."""
+    if node.target is not operator.pow or not isinstance(node.meta.get("val"), torch.SymInt):
+        return False
+    exponent = node.args[1]
+    return isinstance(exponent, int) and 0 < exponent <= _MOST_FACTORS
 
 
 def _sizes_in(values: Sequence[torch.Tensor]) -> dict[sympy.Symbol, torch.Tensor]:

@@ -41,12 +41,21 @@ def _numbers(o: Tensor, y: Tensor) -> Tensor:
     return (scaled * (1 - 0.9**n)).sum() * (1.0 / o.numel()) + (o * n**-0.5).mean() / whole
 
 
+def _counts(o: Tensor, y: Tensor) -> Tensor:
+    """A loss that counts up to quotients, products, powers and remainders of sizes."""
+    n = o.shape[0]
+    counts = torch.arange(n // 2, n // 2 + n) / n + torch.arange(-(-n // 3)).sum() / n**2 + n % 3
+    squares = (torch.arange(n * n).view(n, n) + torch.arange(n**2).view(n, n)).sum(0) / n**3
+    return ((o - y).square().mean(1) * (counts + squares)).sum()
+
+
 LOSSES: dict[str, Any] = {
     "mse": nn.MSELoss(),
     "smooth l1": nn.SmoothL1Loss(),
     "huber": nn.HuberLoss(delta=0.5),
     "a float of rank 0": lambda o, y: (o - y).square().sum() * (1.0 / o.numel()),
     "numbers": _numbers,
+    "counts": _counts,
     "ranks": lambda o, y: nn.functional.margin_ranking_loss(o[:, 0], o[:, 1], y[:, 0].sign(), margin=0.3),
 }
 
