@@ -25,6 +25,7 @@ from irongrad.pipeline.oracle.eager_run import (
     half_of_the_threads,
     train,
 )
+from irongrad.pipeline.oracle.hidden_rows import HiddenRows
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
 from irongrad.pipeline.oracle.vector_signs import VectorSigns
@@ -91,6 +92,7 @@ class Alternation:
             for captured in self.captured.values():
                 stack.enter_context(borrowed(captured.step, dtype))
             stack.enter_context(VectorSigns())
+            stack.enter_context(HiddenRows())
             counts, calls = dict.fromkeys(self.captured, 0), 0
             steps = {name: captured.step for name, captured in self.captured.items()}
             scalers = {name: EagerScaler(loss_scale_of(s), s.optimizers, None) for name, s in steps.items()}
