@@ -30,6 +30,7 @@ from irongrad.passes.module.fuse_elementwise import FuseElementwise
 from irongrad.passes.module.hide_globals import HideGlobals
 from irongrad.passes.module.hide_products import HideProducts
 from irongrad.passes.module.hoist_lookups import HoistLookups
+from irongrad.passes.module.hold_before_loops import HoldBeforeLoops
 from irongrad.passes.module.join_executables import JoinExecutables
 from irongrad.passes.module.keep_buffers import KeepBuffers
 from irongrad.passes.module.keep_contractions_apart import KeepContractionsApart
@@ -101,6 +102,7 @@ GLOBAL_OPTIMIZATION = Phase(
         KeepReductionsApart,
         KeepSlicesApart,
         KeepScattersApart,
+        HoldBeforeLoops,
     ),
 )
 FLOW = Phase(
