@@ -34,7 +34,7 @@ from irongrad.padding.rules import load_rules
 from irongrad.padding.rules.pointwise import is_pointwise, pointwise
 from irongrad.padding.rules.random import random
 from irongrad.runtime.errors import InternalError, UnsupportedOpError
-from irongrad.sizes.asked import Asked
+from irongrad.sizes.asked import Asked, listed
 from irongrad.sizes.open import is_padded_size
 
 _SIZE_TYPES = ("int", "SymInt", "List[int]", "Optional[int]", "Optional[List[int]]")
@@ -287,11 +287,10 @@ def _is_concerned(value: Any) -> bool:
 
 
 def _depends_on_size(node: Node, asked: Sequence[Any]) -> str:
-    listed = ", ".join(sorted({repr(s.name) for condition in asked for s in condition.free_symbols}))
-    needs = ", ".join(map(str, asked))
+    names = ", ".join(sorted({repr(s.name) for condition in asked for s in condition.free_symbols}))
     return (
-        f"{line_of(node)}\n  {node.target} is compiled differently where {needs} does not hold, so it cannot be "
-        f"compiled for every size of {listed}: give {listed} sizes in buckets= too, or leave {listed} out of dynamic=, "
+        f"{line_of(node)}\n  {node.target} is compiled differently where {listed(asked)} does not hold, so it cannot "
+        f"be compiled for every size of {names}: give {names} sizes in buckets= too, or leave {names} out of dynamic=, "
         "so that its size is fixed"
     )
 

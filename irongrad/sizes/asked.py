@@ -6,7 +6,7 @@ right only where the answer is: each such condition must hold in every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sympy
@@ -40,3 +40,13 @@ class Asked:
         conditions = (guard.expr.xreplace(names) for guard in guards if is_condition(guard))
         asked = [part for condition in conditions for part in sympy.And.make_args(condition)]
         return [c for c in asked if canonical(c) not in self._known and not self._always(c)]
+
+
+def listed(conditions: Sequence[Any]) -> str:
+    """Conditions as a part of a message; of the lower bounds of one size, the one that implies the others."""
+    kept: dict[Any, Any] = {}
+    for condition in conditions:
+        is_bound = isinstance(condition, sympy.StrictGreaterThan) and condition.rhs.is_Integer
+        key = condition.lhs if is_bound else condition
+        kept[key] = max(kept.get(key, condition), condition, key=lambda c: c.rhs) if is_bound else condition
+    return ", ".join(map(str, kept.values()))

@@ -19,7 +19,7 @@ from irongrad.graph.subgraphs import check_control_flow
 from irongrad.operators.legalize.retrace import Portable, interpret_eager
 from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.runtime.errors import UnsupportedOpError
-from irongrad.sizes.asked import Asked
+from irongrad.sizes.asked import Asked, listed
 from irongrad.sizes.symbols import environment_of
 
 # Entry points check the conditions that these assert.
@@ -63,10 +63,9 @@ class _AnySize(Portable):
         return result
 
     def _refusal(self, node: Node, asked: Sequence[Any]) -> str:
-        listed = ", ".join(sorted({repr(str(s)) for condition in asked for s in condition.free_symbols}))
-        needs = ", ".join(map(str, asked))
+        names = ", ".join(sorted({repr(str(s)) for condition in asked for s in condition.free_symbols}))
         return (
-            f"{line_of(node)}\n  {node.target} is compiled differently where {needs} does not hold, so it cannot "
-            f"be compiled for every size of {listed}: leave {listed} out of dynamic=, so that its size is fixed, or "
-            "give buckets= without bucket_fallback, which pad to fixed sizes"
+            f"{line_of(node)}\n  {node.target} is compiled differently where {listed(asked)} does not hold, so it "
+            f"cannot be compiled for every size of {names}: leave {names} out of dynamic=, so that its size is fixed, "
+            "or give buckets= without bucket_fallback, which pad to fixed sizes"
         )
