@@ -63,9 +63,9 @@ def is_unrolled(x: Tensor, state: Tensor) -> bool:
         state: a tensor of its state.
     """
     steps, batch = x.shape[:2]
-    kinds = x.dtype in _OF_KERNELS and state.dtype == torch.float32
+    are_of_kernels = x.dtype in _OF_KERNELS and state.dtype == torch.float32
     # The kernels are for batches of known sizes: IREE removes the dimension of a batch of one row.
-    to_kernels = _HAS_KERNELS.get() and kinds and is_known(batch) and batch > 1
+    to_kernels = _HAS_KERNELS.get() and are_of_kernels and is_known(batch) and batch > 1
     return is_known(steps) and 0 < steps <= (_LONGEST_BESIDE_KERNELS if to_kernels else LONGEST_UNROLLED)
 
 

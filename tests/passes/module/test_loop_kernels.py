@@ -339,6 +339,15 @@ UNDER_AUTOCAST = {
 }
 
 
+def compile_under_autocast(layer: nn.RNNBase, batch: int, target: str, directory: Path) -> None:
+    """Compile a step of a layer of 20 inputs, which is verified against eager float64."""
+    width = (1 + layer.bidirectional) * (layer.proj_size or layer.hidden_size)
+    inputs = {"x": torch.randn(18, batch, 20), "y": torch.randn(18, batch, width)}
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    step = ig.TrainStep(layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), optimizer, inputs)
+    ig.compile(step, directory, target, precision="bf16", entry_points=("train_step",), cache=False)
+
+
 @needs_x86
 @pytest.mark.parametrize("case", UNDER_AUTOCAST)
 def test_layers_under_autocast_are_kernels(tmp_path: Path, around_pass: Callable[..., list[bytes]], case: str) -> None:
@@ -347,14 +356,9 @@ def test_layers_under_autocast_are_kernels(tmp_path: Path, around_pass: Callable
     make, batch, target, instruction = UNDER_AUTOCAST[case]
     if not runs(target):
         pytest.skip(f"needs a CPU for {target}")
-    layer = make()
+    layer, modules = make(), around_pass(LoopKernels)
+    compile_under_autocast(layer, batch, target, tmp_path)
     directions = 1 + layer.bidirectional
-    width = directions * (layer.proj_size or layer.hidden_size)
-    inputs = {"x": torch.randn(18, batch, 20), "y": torch.randn(18, batch, width)}
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    step = ig.TrainStep(layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), optimizer, inputs)
-    modules = around_pass(LoopKernels)
-    ig.compile(step, tmp_path, target, precision="bf16", entry_points=("train_step",), cache=False)
     assert launched_in(modules) == 2 * layer.num_layers * directions
     with parsed(modules[-1]) as module:
         loops_in = [str(op) for op in module.body.operations if "stream.executable" in str(op)[:40]]
@@ -398,13 +402,8 @@ def test_strips_of_pairs_come_together(tmp_path: Path, around_pass: Callable[...
     if not runs(target):
         pytest.skip(f"needs a CPU for {target}")
     torch.manual_seed(0)
-    layer = nn.LSTM(20, 64)
-    inputs = {"x": torch.randn(18, 64, 20), "y": torch.randn(18, 64, 64)}
-    step = ig.TrainStep(
-        layer, lambda out, y: nn.functional.mse_loss(out[0].float(), y), torch.optim.SGD(layer.parameters()), inputs
-    )
     modules = around_pass(LoopKernels)
-    ig.compile(step, tmp_path, target, precision="bf16", entry_points=("train_step",), cache=False)
+    compile_under_autocast(nn.LSTM(20, 64), 64, target, tmp_path)
     assert launched_in(modules) == 2
 
 
