@@ -362,5 +362,5 @@ def _sliced(x: torch.Tensor, slices: Sequence[slice]) -> torch.Tensor:
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """A batched matrix product. A batch of one becomes a plain product, which IREE compiles to faster code."""
     if left.shape[0] == 1:
-        return aten.mm.default(left[0], right[0]).unsqueeze(0)
+        return aten.mm.default(left.squeeze(0), right.squeeze(0)).unsqueeze(0)
     return aten.bmm.default(left, right)

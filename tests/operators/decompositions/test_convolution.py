@@ -10,6 +10,7 @@ from torch import nn
 
 import irongrad as ig
 from irongrad.operators.decompositions import decomposition_table
+from irongrad.pipeline.driver import step_graph
 
 aten = torch.ops.aten
 
@@ -102,3 +103,21 @@ def test_a_layer_compiles_and_is_right(tmp_path, layer):
         layer, lambda out: out.square().mean(), torch.optim.SGD(layer.parameters(), lr=0.1), {"input": x}
     )
     ig.compile(step, tmp_path / "out", entry_points=("train_step",))
+
+
+def test_a_weight_gradient_of_any_size_has_no_slices_in_its_product():
+    """IREE packs a slice of a product's operand in the kernel of the product, and holds it there on the stack."""
+    conv = nn.Conv1d(7, 16, 5, padding=2)
+    inputs = {"x": torch.randn(3, 7, 40), "y": torch.randn(3, 16)}
+    dynamic = {"x": {0: "B", 2: "T"}, "y": {0: "B"}}
+    step = ig.TrainStep(
+        conv,
+        lambda output, y: (output.sum(2) * y).sum(),
+        torch.optim.SGD(conv.parameters(), lr=0.1),
+        inputs,
+        dynamic=dynamic,
+    )
+    graph = step_graph(step).functions["joint"].graph
+    products = [n for n in graph.graph.nodes if n.target is aten.mm.default]
+    assert products
+    assert not [a for n in products for a in n.args if a.target is aten.select.int]
