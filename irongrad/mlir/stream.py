@@ -150,7 +150,7 @@ def kernels_of(module: ir.Module, executables: Set[str]) -> list[tuple[tuple[str
     for executable in [op.operation for op in module.body.operations if op.operation.name == "stream.executable"]:
         if name_of(executable) not in executables:
             continue
-        parts = list(inside(executable))
+        parts = inside(executable)
         functions = {name_of(op): op for op in parts if op.name == "func.func"}
         for export in [op for op in parts if op.name == "stream.executable.export"]:
             function = functions.get(str(ir.FlatSymbolRefAttr(export.attributes["function_ref"]).value))

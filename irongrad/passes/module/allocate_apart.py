@@ -33,7 +33,7 @@ class AllocateApart(ModulePass):
         """Run the pass on one module."""
         split = 0
         for function in functions_of(module):
-            operations = list(inside(function))
+            operations = inside(function)
             if any(op.name.startswith("scf.") and len(op.results) for op in operations):
                 shared = list(filter(_is_shared, operations))  # complete before any operation is erased
                 for allocation in shared:

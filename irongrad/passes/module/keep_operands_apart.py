@@ -55,7 +55,7 @@ class KeepOperandsApart(ModulePass):
         """Run the pass on one module."""
         kernels: dict[Any, _Kernel] = {}  # by their last operation
         held = 0
-        for operation in list(inside(module.operation)):
+        for operation in inside(module.operation):
             if operation.name != GENERIC:
                 continue
             kernel, within = _kernel_of(operation, kernels)

@@ -39,7 +39,7 @@ class KeepSplatsApart(ModulePass):
 
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
-        bodies = [list(inside(function)) for function in functions_of(module)]
+        bodies = [inside(function) for function in functions_of(module)]
         around_loops = [op for body in bodies if any(op.name in LOOPS for op in body) for op in body]
         splats = [op for op in around_loops if op.name == _SPLAT and len(list(op.results[0].uses)) > 1]
         for splat in splats:

@@ -54,7 +54,7 @@ class LoopsInPlace(ModulePass):
                     _repeat_initial_value(loop, place)
                     if _is_unaliased(loop, place):
                         dropped += _drop_transfers(loop.regions[0].blocks[0].arguments[place - BOUNDS + 1])
-            for operation in list(inside(function)):
+            for operation in inside(function):
                 copied += _copy_outer_values(operation)
         return PassResult(dropped + copied > 0, {"dropped": dropped, "copied": copied})
 

@@ -108,7 +108,7 @@ class ShareKernels(ModulePass):
         calls: dict[str, _Call] = {}
         for kernels in alike:
             calls |= _merged(kernels)
-        for operation in list(inside(module.operation)):
+        for operation in inside(module.operation):
             if operation.name == "flow.dispatch" and (call := calls.get(executable_of(operation))) is not None:
                 _redirect(operation, call)
         merged = [kernel for _, *others in alike for kernel in others]

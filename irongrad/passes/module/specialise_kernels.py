@@ -44,7 +44,7 @@ class SpecialiseKernels(ModulePass):
     def run(self, module: ir.Module) -> PassResult:
         """Run the pass on one module."""
         calls: dict[str, list[Any]] = defaultdict(list)
-        for operation in list(inside(module.operation)):
+        for operation in inside(module.operation):
             if operation.name == _DISPATCH and len(numbers_of(operation)) > _MOST_CONSTANTS:
                 calls[executable_of(operation)].append(operation)
         executables = [op.operation for op in module.body.operations if op.operation.name == _EXECUTABLE]

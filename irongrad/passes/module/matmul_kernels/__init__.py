@@ -143,7 +143,7 @@ def _hold_unpacked(module: ir.Module) -> int:
     IREE 3.13.0 takes the unpacking into the kernel that packs a product's operand into tiles. If the rows are of any
     number, it then compiles that kernel for minutes: so do weights, and rows that are looked up in a table of int8.
     """
-    operations = list(inside(module.operation))
+    operations = inside(module.operation)
     weights = {op.operands[1] for op in operations if op.name == "linalg.matmul"}
     unpacked = [w for w in weights if str(w.type.element_type) == "f32" and w.type.has_static_shape]
     unpacked = [w for w in unpacked if packed_weight(w) is not None]
