@@ -37,9 +37,9 @@ class KeepSlicesApart(ModulePass):
     * Elements are looked up in a slice with gaps between its elements. IREE 3.13.0 takes the slice into the kernel and
       vectorises the lookups as `vector.gather` from memory with gaps: "LLVM Translation failed for operation:
       builtin.unrealized_conversion_cast".
-    * A slice of any size is read beside the result of a reduction, as in `x[:, -1] + x.mean(1)`. IREE 3.13.0 joins
-      dimensions of the reduction, but not those of the slice (CollapseDimensions.cpp), and divides no work over a
-      reshape: "write affecting operations on global resources are restricted to workgroup distributed contexts".
+    * A slice of a tensor of any size is read beside the result of a reduction, as in `x[:, -1] + x.mean(1)`. IREE
+      3.13.0 joins dimensions of the reduction, but not those of the slice (CollapseDimensions.cpp), and divides no work
+      over a reshape: "write affecting operations on global resources are restricted to workgroup distributed contexts".
     * A slice of any size with a stride has elements that are computed from narrower ones, as in a convolution of
       bfloat16 with a stride. IREE 3.13.0 computes all elements in each kernel that reads some, on the stack:
       "'memref.alloca' op stack allocation size overflows 64 bits".
@@ -101,7 +101,8 @@ def _has_strides_of_any_size(taken: Any) -> bool:
 
 
 def _is_slice_of_any_size(value: Any) -> bool:
-    return producer_of(source_of(value)) == _SLICE and not value.type.has_static_shape
+    taken = source_of(value)
+    return producer_of(taken) == _SLICE and not taken.owner.operands[0].type.has_static_shape
 
 
 def _is_reduced(value: Any) -> bool:

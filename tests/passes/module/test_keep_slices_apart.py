@@ -43,6 +43,9 @@ def test_iree_still_has_no_code_for_lookups_in_slices_with_gaps(without: Callabl
         ig.compile_function(lambda x: x[..., 1].flip(0), (torch.randn(6, 5, 4),))
 
 
+_SIZES = {"x": {0: "B", 1: "T"}, "y": {0: "B"}}
+
+
 class _LastAndMean(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class _LastAndMean(nn.Module):
         return self.second(steps[-1] + steps.mean(0))
 
 
-def _last_and_mean() -> ig.TrainStep:
+def _last_and_mean(*dimensions: str) -> ig.TrainStep:
     torch.manual_seed(0)
     model = _LastAndMean()
     return ig.TrainStep(
@@ -61,14 +64,16 @@ def _last_and_mean() -> ig.TrainStep:
         loss=nn.functional.mse_loss,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         inputs={"x": torch.randn(4, 5, 3), "y": torch.randn(4, 2)},
-        dynamic={"x": {0: "B", 1: "T"}, "y": {0: "B"}},
+        dynamic={n: {d: x for d, x in sizes.items() if x in dimensions} for n, sizes in _SIZES.items()},
     )
 
 
-def test_the_last_step_beside_the_mean_of_all_trains_at_every_size(tmp_path: Path) -> None:
-    session = ig.compile(_last_and_mean(), tmp_path, entry_points=["train_step"]).load()
+@pytest.mark.parametrize("dimensions", ["BT", "T"])
+def test_the_last_step_beside_the_mean_of_all_trains_at_every_size(dimensions: str, tmp_path: Path) -> None:
+    """A slice of a fixed size, too, if its place is not known."""
+    session = ig.compile(_last_and_mean(*dimensions), tmp_path, entry_points=["train_step"]).load()
     step, numbers = _last_and_mean(), torch.Generator().manual_seed(1)
-    for b, t in [(3, 4), (1, 1), (6, 1), (1, 7), (2, 9)]:
+    for b, t in [(3, 4), (1, 1), (6, 1), (1, 7), (2, 9)] if "B" in dimensions else [(4, 1), (4, 5), (4, 9)]:
         x, y = torch.randn(b, t, 3, generator=numbers), torch.randn(b, 2, generator=numbers)
         step.optimizer.zero_grad()
         loss = step.loss(step.model(x), y)
@@ -79,13 +84,14 @@ def test_the_last_step_beside_the_mean_of_all_trains_at_every_size(tmp_path: Pat
         np.testing.assert_allclose(session.state()[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dimensions", ["BT", "T"])
 def test_iree_still_divides_no_work_over_a_slice_beside_a_reduction(
-    tmp_path: Path, without: Callable[[type], None]
+    dimensions: str, tmp_path: Path, without: Callable[[type], None]
 ) -> None:
     """When this fails, the second kind of the pass is no longer needed."""
     without(KeepSlicesApart)
     with pytest.raises(ToolchainError, match="workgroup distributed contexts"):
-        ig.compile(_last_and_mean(), tmp_path, entry_points=["predict"])
+        ig.compile(_last_and_mean(*dimensions), tmp_path, entry_points=["predict"])
 
 
 class _Strided(nn.Module):

@@ -1,4 +1,4 @@
-// A slice of any size beside the result of a reduction is held; a slice of a fixed size is not, nor one that stands alone.
+// A slice of a tensor of any size beside the result of a reduction is held; one of a fixed size is not, nor one alone.
 // RUN: irongrad opt %s --pass keep-slices-apart
 
 #rows = affine_map<(t, b) -> (t, b)>
@@ -52,6 +52,29 @@ util.func public @fixed_size(%x: tensor<3x4xf32>) -> tensor<4xf32> {
   %slice = tensor.extract_slice %x[1, 0] [1, 4] [1, 1] : tensor<3x4xf32> to tensor<4xf32>
   %sum = linalg.generic {indexing_maps = [#rows, #row], iterator_types = ["reduction", "parallel"]}
       ins(%x : tensor<3x4xf32>) outs(%filled : tensor<4xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %s = arith.addf %in, %out : f32
+    linalg.yield %s : f32
+  } -> tensor<4xf32>
+  %beside = linalg.generic {indexing_maps = [#order, #order, #order], iterator_types = ["parallel"]}
+      ins(%slice, %sum : tensor<4xf32>, tensor<4xf32>) outs(%empty : tensor<4xf32>) {
+  ^bb0(%in: f32, %other: f32, %out: f32):
+    %s = arith.addf %in, %other : f32
+    linalg.yield %s : f32
+  } -> tensor<4xf32>
+  util.return %beside : tensor<4xf32>
+}
+
+// CHECK-LABEL: @any_place
+util.func public @any_place(%x: tensor<?x4xf32>, %last: index) -> tensor<4xf32> {
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<4xf32>
+  %filled = linalg.fill ins(%zero : f32) outs(%empty : tensor<4xf32>) -> tensor<4xf32>
+  // CHECK: %[[SLICE:.*]] = tensor.extract_slice
+  // CHECK: util.optimization_barrier {irongrad.held} %[[SLICE]]
+  %slice = tensor.extract_slice %x[%last, 0] [1, 4] [1, 1] : tensor<?x4xf32> to tensor<4xf32>
+  %sum = linalg.generic {indexing_maps = [#rows, #row], iterator_types = ["reduction", "parallel"]}
+      ins(%x : tensor<?x4xf32>) outs(%filled : tensor<4xf32>) {
   ^bb0(%in: f32, %out: f32):
     %s = arith.addf %in, %out : f32
     linalg.yield %s : f32
