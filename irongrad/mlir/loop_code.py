@@ -151,9 +151,15 @@ def _constant(value: Any, width: int | None) -> Any:
 
 @dataclass(frozen=True)
 class PartsOf:
-    """As many workgroups as parts of the size that a launch gives; `each` is how much of it one computes."""
+    """As many workgroups as parts of a size that a launch gives.
+
+    Attributes:
+        each: how much of it one workgroup computes.
+        size: which of the sizes it is.
+    """
 
     each: int
+    size: int = 0
 
 
 @contextmanager
@@ -163,25 +169,25 @@ def new_executable(
     tensors: int,
     operations: int | None,
     *,
-    has_size: bool = False,
+    sizes: int = 0,
     results: int = 1,
 ) -> Iterator[tuple[Any, list[Any]]]:
     """Write the body of a kernel, given the new operation `stream.executable` and the kernel's arguments.
 
-    These are its bindings. The size that a launch gives comes before those of the results.
+    These are its bindings. The sizes that a launch gives come before those of the results.
 
     Args:
         name: the name of the executable and of its one entry point.
         counts: the numbers of workgroups in its three dimensions.
         tensors: the number of tensors that it reads and writes.
-        operations: the arithmetic operations of one launch; None if they depend on the size that it gives.
-        has_size: whether a launch gives a size.
+        operations: the arithmetic operations of one launch; None if they depend on sizes that it gives.
+        sizes: how many sizes a launch gives.
         results: how many of the tensors are written.
     """
     x, y, z = map(_count, counts)
-    workload = "%size: index" if has_size else ""
+    workload = ", ".join(f"%size{i}: index" for i in range(sizes))
     kinds = ["!stream.binding"] * tensors
-    kinds[tensors - results : tensors - results] = ["index"] * has_size
+    kinds[tensors - results : tensors - results] = ["index"] * sizes
     arguments = ", ".join(f"%{i}: {kind}" for i, kind in enumerate(kinds))
     executable = ir.Operation.parse(f"""stream.executable private @{name} {{
         stream.executable.export public @{name} workgroups({workload}) -> (index, index, index) {{
@@ -208,7 +214,7 @@ def _count(count: int | PartsOf) -> str:
     """A number of workgroups as MLIR computes it."""
     if isinstance(count, int):
         return f"arith.constant {count} : index"
-    return f"affine.apply affine_map<(d0) -> (d0 ceildiv {count.each})>(%size)"
+    return f"affine.apply affine_map<(d0) -> (d0 ceildiv {count.each})>(%size{count.size})"
 
 
 def row_of(binding: Any, elements: Any, element: ir.Type | None = None) -> Any:

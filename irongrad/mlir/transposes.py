@@ -7,7 +7,8 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.mlir.linalg import GENERIC, inputs_of, producer_of
+from irongrad.mlir.any_size import room_of, sizes_of_maker
+from irongrad.mlir.linalg import GENERIC, inputs_of
 
 # A tensor, and the letters of its dimensions.
 Lettered = tuple[Any, str]
@@ -51,13 +52,8 @@ def size_along(value: Any, dimension: int) -> Any:
 
     An operation that makes the tensor, or its memory, has the size as an operand: tensor.dim would read the tensor.
     """
-    room = value
-    while (producer_of(room) or "").startswith("linalg."):
-        results = room.owner.results
-        room = room.owner.operands[len(room.owner.operands) - len(results) + ir.OpResult(room).result_number]
-    if producer_of(room) in ("tensor.empty", "tensor.expand_shape"):
-        unknown = sum(room.type.is_dynamic_dim(d) for d in range(len(room.type.shape)))
-        sizes = list(room.owner.operands)[-unknown:]
+    room = room_of(value)
+    if (sizes := sizes_of_maker(room)) is not None:
         return sizes[sum(room.type.is_dynamic_dim(d) for d in range(dimension))]
     index = ir.IndexType.get()
     place = ir.Operation.create("arith.constant", [index], [], {"value": ir.IntegerAttr.get(index, dimension)}).result

@@ -64,8 +64,8 @@ def is_unrolled(x: Tensor, state: Tensor) -> bool:
     """
     steps, batch = x.shape[:2]
     are_of_kernels = x.dtype in _OF_KERNELS and state.dtype == torch.float32
-    # The kernels are for batches of known sizes: IREE removes the dimension of a batch of one row.
-    to_kernels = _HAS_KERNELS.get() and are_of_kernels and is_known(batch) and batch > 1
+    # There are none for a batch that is known to have one row: IREE removes its dimension.
+    to_kernels = _HAS_KERNELS.get() and are_of_kernels and not (is_known(batch) and batch == 1)
     return is_known(steps) and 0 < steps <= (_LONGEST_BESIDE_KERNELS if to_kernels else LONGEST_UNROLLED)
 
 

@@ -238,9 +238,9 @@ def _is_reversed(sequence: Node) -> bool:
 
 
 def _reversals(loop: Node, place: int) -> list[Node]:
-    """The readers of a loop's result, if each of them reverses it; else none."""
+    """The readers of a loop's result, if each of them reverses it; else none. What reads its sizes alone is none."""
     items = [n for n in loop.users if n.target is operator.getitem and n.args[1] == place]
-    readers = [reader for item in items for reader in item.users]
+    readers = [r for item in items for r in item.users if r.target is not torch.ops.aten.sym_size.int]
     return readers if all(map(_is_reversed, readers)) else []
 
 

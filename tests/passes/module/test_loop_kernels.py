@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._higher_order_ops import scan
 
 import irongrad as ig
 from irongrad.mlir.walk import inside, parsed
 from irongrad.passes.module.matmul_kernels import loop_tiles, loops
-from irongrad.passes.module.matmul_kernels.loop_kernel import LoopProduct
+from irongrad.passes.module.matmul_kernels.loop_kernel import ASSUMED_ROWS, LoopProduct
 from irongrad.passes.module.matmul_kernels.loop_tiles import division_of
 from irongrad.passes.module.matmul_kernels.loops import LoopKernels
 from irongrad.passes.module.matmul_kernels.products import Product
@@ -365,6 +366,102 @@ def test_layers_under_autocast_are_kernels(tmp_path: Path, around_pass: Callable
     assert all(instruction in text for text in loops_in)
 
 
+# Layers, their steps and rows, the dimensions of any size, the precision, and how many kernels there are.
+OF_ANY_SIZE = {
+    "LSTM over any steps": (lambda: nn.LSTM(20, 32), (18, 6), "T", "f32", 2),
+    "GRU over any rows": (lambda: nn.GRU(20, 27, bidirectional=True), (18, 6), "B", "f32", 4),
+    "LSTM over any steps and rows": (lambda: nn.LSTM(20, 48, 2, proj_size=16), (18, 6), "TB", "f32", 4),
+    "RNN over few steps and any rows": (lambda: nn.RNN(20, 32), (5, 6), "B", "f32", 2),
+    "GRU over any steps and rows, in bfloat16": (lambda: nn.GRU(20, 64), (18, 20), "TB", "bf16", 2),
+    "LSTM over any rows, in bfloat16": (lambda: nn.LSTM(20, 32, bidirectional=True), (18, 6), "B", "bf16", 4),
+}
+
+
+class OfItsDtype(nn.Module):
+    """A layer whose inputs are cast to the dtype of its weights, as its copy in float64 needs."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x.to(self.layer.weight_ih_l0.dtype))
+
+
+def step_of_any_size(case: str) -> ig.TrainStep:
+    """A step of a layer's outputs and last state; the loss also reads the last row, and the mean over all steps."""
+    torch.manual_seed(0)
+    make, sizes, open_dimensions, precision, _ = OF_ANY_SIZE[case]
+    model = OfItsDtype(make())
+    dynamic = {name: {d: x for d, x in enumerate("TB") if x in open_dimensions} for name in ("x", "y")}
+
+    def loss(out: tuple[torch.Tensor, Any], y: torch.Tensor) -> torch.Tensor:
+        outputs, state = out[0].float(), torch.utils._pytree.tree_leaves(out[1])
+        error = nn.functional.mse_loss(outputs + outputs[-1] + outputs.mean(0), y)
+        return error + sum(s.float().square().mean() for s in state)
+
+    inputs, optimizer = batch_of_any_size(model.layer, *sizes), torch.optim.SGD(model.parameters(), lr=0.1)
+    return ig.TrainStep(model, loss, optimizer, inputs, dynamic=dynamic, precision=precision)
+
+
+def batch_of_any_size(layer: nn.RNNBase, steps: int, rows: int) -> dict[str, torch.Tensor]:
+    """A batch of a layer of 20 inputs."""
+    numbers = torch.Generator().manual_seed(100 * steps + rows)
+    width = (1 + layer.bidirectional) * (layer.proj_size or layer.hidden_size)
+    return {n: torch.randn(steps, rows, size, generator=numbers) for n, size in {"x": 20, "y": width}.items()}
+
+
+@needs_x86
+@pytest.mark.parametrize("case", OF_ANY_SIZE)
+def test_layers_of_any_size_are_kernels(
+    tmp_path: Path, around_pass: Callable[..., list[bytes]], trains_as_eager: Callable[..., None], case: str
+) -> None:
+    """Among the sizes are one step, one row, and rows that are left over from strips."""
+    _, (steps, rows), open_dimensions, precision, count = OF_ANY_SIZE[case]
+    modules, step = around_pass(LoopKernels), step_of_any_size(case)
+    session = ig.compile(step, tmp_path, entry_points=("train_step", "reset"), cache=False).load()
+    assert launched_in(modules) == count
+    with parsed(modules[0]) as module:  # nothing is reversed behind a loop, nor before it in one direction
+        reverses = any(op.name == "tensor.extract" for op in inside(module.operation))
+    assert reverses == step.model.layer.bidirectional
+    other_steps = (1, 2, 40) if "T" in open_dimensions else (steps,)
+    other_rows = (1, 3, 4, 17, 33) if "B" in open_dimensions else (rows,)
+    batches = [batch_of_any_size(step.model.layer, t, b) for t in other_steps for b in other_rows]
+    rtol, state = (1e-4, (1e-3, 1e-5)) if precision == "f32" else (2e-2, (2e-2, 2e-2))
+    trains_as_eager(session, step_of_any_size(case), batches, rtol=rtol, state=state)
+
+
+@needs_x86
+def test_rows_that_differ_have_no_kernel(around_pass: Callable[..., list[bytes]], tmp_path: Path) -> None:
+    """A loop carries two values of different numbers of rows, both of any size."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(8))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            weight = self.weight
+
+            def body(carried: tuple[torch.Tensor, ...], row: torch.Tensor) -> Any:
+                a, b = carried
+                return (a @ weight + row, b * 0.5), a.sum(1)
+
+            (a, b), sums = scan(body, (torch.zeros_like(x[0]), y), x)
+            return a.square().mean() + b.mean() + sums.mean()
+
+    torch.manual_seed(0)
+    modules, model = around_pass(LoopKernels), Pair()
+    inputs = {"x": torch.randn(6, 3, 8), "y": torch.randn(5, 8)}
+    dynamic = {"x": {1: "A"}, "y": {0: "B"}}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(
+        model, lambda out: out, optimizer, inputs, model_inputs=["x", "y"], loss_inputs=[], dynamic=dynamic
+    )
+    ig.compile(step, tmp_path, entry_points=("train_step",), cache=False)
+    assert launched_in(modules) == 0
+
+
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few threads, and right operands that are far from every core, as those of a wide layer: strips come together."""
@@ -413,22 +510,23 @@ def product_of(summands: int, columns: int, *, is_in_pairs: bool) -> LoopProduct
 
 
 @given(
-    batch=st.integers(2, 300),
+    batch=st.none() | st.integers(2, 300),
     sizes=st.lists(st.tuples(st.integers(1, 1100), st.integers(1, 130).map(lambda n: 32 * n)), min_size=1, max_size=3),
     width=st.sampled_from([4, 8, 16]),
     is_in_pairs=st.booleans(),
     is_amx=st.booleans(),
 )
 def test_strips_are_all_rows(
-    batch: int, sizes: list[tuple[int, int]], width: int, is_in_pairs: bool, is_amx: bool
+    batch: int | None, sizes: list[tuple[int, int]], width: int, is_in_pairs: bool, is_amx: bool
 ) -> None:
     strips, together = division_of(
         batch, [product_of(*s, is_in_pairs=is_in_pairs) for s in sizes], width, is_amx=is_amx
     )
-    assert 1 <= together <= strips <= batch
+    rows = batch or ASSUMED_ROWS
+    assert 1 <= together <= strips <= rows
     assert strips % together == 0
-    assert together == 1 or batch % strips == 0
-    assert -(-batch // strips) <= 16
+    assert rows % strips == 0 or (together == 1 and batch is not None)
+    assert -(-rows // strips) <= 16
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def executable_of(kernel: AttentionKernel, name: str) -> Any:
     batch = kernel.region.sizes.batch
     counts = kernel.parts, PartsOf(1) if batch is None else batch, 1
     tensors, made = len(kernel.read) + kernel.hides + len(kernel.made), len(kernel.made)
-    of_launch = new_executable(name, counts, tensors, kernel.operations, has_size=batch is None, results=made)
+    of_launch = new_executable(name, counts, tensors, kernel.operations, sizes=int(batch is None), results=made)
     with of_launch as (executable, bindings):
         memory = Memory.of(kernel, bindings)
         with each(constant(0), constant(kernel.region.sizes.columns), kernel.block) as column:

@@ -12,12 +12,14 @@ from typing import Any
 
 from iree.compiler import ir
 
+from irongrad.mlir.any_size import origin_along, origin_of
 from irongrad.mlir.linalg import GENERIC, inputs_of, is_elementwise
 from irongrad.mlir.walk import BOUNDS, around, block_of, constant_of
+from irongrad.passes.module.matmul_kernels.loop_steps import FROM_AN_END, Step, step_of
 
 _SLICE, _INSERT, _EMPTY = "tensor.extract_slice", "tensor.insert_slice", "tensor.empty"
 _MARKS = frozenset({"iree_tensor_ext.compute_barrier.start", "iree_tensor_ext.compute_barrier.end"})
-_INDICES = frozenset({"arith.subi", "arith.constant"})
+_INDICES = frozenset({"arith.addi", "arith.subi", "arith.constant", "arith.index_cast", "tensor.dim"})
 _PRODUCT = "linalg.matmul"
 _KNOWN = frozenset({GENERIC, _SLICE, _INSERT, _EMPTY, _PRODUCT, "linalg.fill", "scf.yield"}) | _MARKS | _INDICES
 
@@ -28,14 +30,6 @@ _TYPES = frozenset({"f32", "f64", "i1"})
 _ELEMENTS = frozenset({"f32", "bf16", "i1"})
 _STORED = frozenset({"f32", "bf16"})
 _CONVERSIONS = frozenset({"arith.extf", "arith.truncf"})
-
-
-@dataclass(frozen=True)
-class Step:
-    """The row of a stack that an iteration reads or writes: `first + sign * iteration`."""
-
-    first: int
-    sign: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,24 +81,29 @@ class LoopBody:
 
     Attributes:
         loop: the `scf.for`.
-        trips: the number of iterations.
-        batch: the number of rows.
+        trips: the number of iterations; None if it is known at run time alone.
+        batch: the number of rows; None if it is known at run time alone.
         carries: the carried values.
         stacks: the stacked results.
         products: the matrix products, in order.
     """
 
     loop: Any
-    trips: int
-    batch: int
+    trips: int | None
+    batch: int | None
     carries: tuple[Carry, ...]
     stacks: tuple[Stack, ...]
     products: tuple[Any, ...]
 
     @property
-    def iteration(self) -> Any:
-        """The number of an iteration."""
-        return self.loop.regions[0].blocks[0].arguments[0]
+    def size(self) -> Any | None:
+        """The number of iterations as an index, if it is known at run time alone; else None."""
+        return self.loop.operands[1] if self.trips is None else None
+
+    @property
+    def rows(self) -> Any | None:
+        """A tensor with the batch's rows, if their number is known at run time alone; else None."""
+        return self.loop.operands[BOUNDS + self.carries[0].place] if self.batch is None else None
 
     def is_outside(self, value: Any) -> bool:
         """Whether a value is defined outside of the loop."""
@@ -113,15 +112,18 @@ class LoopBody:
     def row_of_stack(self, value: Any) -> tuple[Any, Step, int] | None:
         """The stack of which `value` is a row, or columns of one, which row, and the first column; else None.
 
-        None, too, unless each iteration reads a row that exists.
+        None, too, unless each iteration reads a row that exists. Of an unknown number of iterations, it does: MLIR
+        leaves undefined what a slice is that lies outside.
         """
-        if getattr(value.owner, "name", "") != _SLICE or len(value.owner.operands) != 2:
+        if getattr(value.owner, "name", "") != _SLICE or _unknown_numbers(value.owner, "offsets") != 1:
             return None
-        stack, index = value.owner.operands
-        step = _step(index, self.iteration)
+        stack, index = list(value.owner.operands)[:2]
+        step = step_of(index, self.loop)
         column = _column_of_row(value.owner, stack.type)
         if step is None or column is None or not self.is_outside(stack):
             return None
+        if self.trips is None or stack.type.is_dynamic_dim(0):
+            return (stack, step, column) if self.trips is None and step in FROM_AN_END else None
         rows = step.first, step.first + step.sign * (self.trips - 1)
         return (stack, step, column) if all(0 <= row < stack.type.shape[0] for row in rows) else None
 
@@ -155,30 +157,30 @@ class LoopBody:
 
 
 def body_of(loop: Any) -> LoopBody | None:
-    """The body of a loop of a known number of iterations; None if it does anything else than described above."""
-    bounds = [constant_of(value) for value in list(loop.operands)[:BOUNDS]]
-    if bounds[0] != 0 or not bounds[1] or bounds[2] != 1:
+    """The body of a loop over time steps; None if it does anything else than described above."""
+    first, trips, apart = (constant_of(value) for value in list(loop.operands)[:BOUNDS])
+    if first != 0 or trips == 0 or apart != 1:
         return None
     block = loop.regions[0].blocks[0]
     operations = [op.operation for op in block]
     if not all(op.name in _KNOWN for op in operations):
         return None
-    iteration, *arguments = block.arguments
+    _, *arguments = block.arguments
     carries, stacks = [], []
     for place, (argument, value) in enumerate(zip(arguments, operations[-1].operands, strict=True)):
         value = unmarked(value)
-        step = _written(argument, value, iteration, bounds[1])
+        step = _written(argument, value, loop)
         if step is not None and _is_empty(unmarked(loop.operands[BOUNDS + place])):
             stacks.append(Stack(place, step, tuple(pieces_of(value.owner.operands[0]))))
         else:
             carries.append(Carry(place, argument, Piece(value, 0)))
-    batches = {tuple(c.argument.type.shape[:1]) for c in carries if _is_matrix(c.argument)}
     products = tuple(op for op in operations if op.name == _PRODUCT)
-    if len(batches) != 1 or not all(_is_matrix(c.argument) for c in carries) or not products:
+    if not products or not carries or not all(_is_matrix(c.argument) for c in carries):
         return None
-    ((batch,),) = batches
-    body = LoopBody(loop, bounds[1], batch, tuple(carries), tuple(stacks), products)
-    return body if _is_by_rows(body) else None
+    kind = carries[0].argument.type
+    batch = None if kind.is_dynamic_dim(0) else kind.shape[0]
+    body = LoopBody(loop, trips, batch, tuple(carries), tuple(stacks), products)
+    return body if _has_rows_of_batch(body, operations) and _is_by_rows(body) else None
 
 
 def unmarked(value: Any) -> Any:
@@ -194,7 +196,7 @@ def pieces_of(value: Any) -> Iterator[Piece]:
     if getattr(value.owner, "name", "") != _INSERT or not _is_whole_columns(value.owner, value.owner.operands[0].type):
         yield Piece(value, 0)
         return
-    part, rest = value.owner.operands
+    part, rest = list(value.owner.operands)[:2]
     _, column = _static(value.owner, "static_offsets")
     yield Piece(unmarked(part), column)
     if not _is_empty(unmarked(rest)):
@@ -206,6 +208,17 @@ def slice_of(value: Any) -> tuple[Any, int] | None:
     if getattr(value.owner, "name", "") != _SLICE or not _is_whole_columns(value.owner, value.type):
         return None
     return unmarked(value.owner.operands[0]), _static(value.owner, "static_offsets")[1]
+
+
+def _has_rows_of_batch(body: LoopBody, operations: Sequence[Any]) -> bool:
+    """Whether carried values have the batch's rows, and slices whose size is not known have all of them."""
+    if body.batch is not None:
+        return all(c.argument.type.shape[0] == body.batch for c in body.carries)
+    rows = origin_along(body.rows, 0)
+    sizes = [size for op in operations if op.name in (_SLICE, _INSERT) for size in op.opview.sizes]
+    equal = all(origin_along(c.argument, 0) == rows for c in body.carries if c.argument.type.is_dynamic_dim(0))
+    known = any(not c.argument.type.is_dynamic_dim(0) for c in body.carries)
+    return equal and not known and all(origin_of(size) == rows for size in sizes)
 
 
 def _is_by_rows(body: LoopBody) -> bool:
@@ -243,7 +256,7 @@ def _are_known(value: Any, body: LoopBody) -> bool:
 
 def _is_known(value: Any, body: LoopBody) -> bool:
     """Whether `value` is a matrix of the batch's rows, and computed in a known way."""
-    if not _is_matrix(value, _ELEMENTS) or value.type.shape[0] != body.batch:
+    if not _is_matrix(value, _ELEMENTS) or not _has_all_rows(value, body):
         return False
     if not body.is_outside(value) and getattr(value.owner, "name", "") == GENERIC:
         return _is_plain(value.owner)
@@ -256,6 +269,15 @@ def _is_known(value: Any, body: LoopBody) -> bool:
     # A thread may overwrite a column of a carried value before it reads the column for another place.
     sliced = slice_of(value)
     return sliced is not None and not body.carried_in(sliced[0])
+
+
+def _has_all_rows(value: Any, body: LoopBody) -> bool:
+    """Whether a matrix has a row for each of the batch. One of an iteration has, if its number of rows is not known."""
+    if body.batch is not None:
+        return bool(value.type.shape[0] == body.batch)
+    if not value.type.is_dynamic_dim(0):
+        return False
+    return not body.is_outside(value) or origin_along(value, 0) == origin_along(body.rows, 0)
 
 
 def _is_shared(value: Any, body: LoopBody) -> bool:
@@ -295,7 +317,7 @@ def _is_inside_or_constant(value: Any, block: Any) -> bool:
 
 def _is_matrix(value: Any, elements: Collection[str] = ("f32",)) -> bool:
     kind = value.type
-    matrix = isinstance(kind, ir.RankedTensorType) and kind.rank == 2 and kind.has_static_shape
+    matrix = isinstance(kind, ir.RankedTensorType) and kind.rank == 2 and not kind.is_dynamic_dim(1)
     return bool(matrix and str(kind.element_type) in elements)
 
 
@@ -303,29 +325,26 @@ def _is_empty(value: Any) -> bool:
     return getattr(value.owner, "name", "") == _EMPTY
 
 
-def _written(argument: Any, value: Any, iteration: Any, trips: int) -> Step | None:
+def _written(argument: Any, value: Any, loop: Any) -> Step | None:
     """The row of `argument` that `value` replaces, if nothing else reads `argument`; None unless each row is once."""
-    owner = value.owner
-    if getattr(owner, "name", "") != _INSERT or len(owner.operands) != 3 or owner.operands[1] != argument:
+    owner, trips = value.owner, constant_of(loop.operands[1])
+    if getattr(owner, "name", "") != _INSERT or _unknown_numbers(owner, "offsets") != 1:
         return None
-    step = _step(owner.operands[2], iteration)
-    each_once = argument.type.shape[0] == trips and step in (Step(0, 1), Step(trips - 1, -1))
-    return step if each_once and _is_whole_row(owner, argument.type) and len(list(argument.uses)) == 1 else None
-
-
-def _step(index: Any, iteration: Any) -> Step | None:
-    if index == iteration:
-        return Step(0, 1)
-    if getattr(index.owner, "name", "") != "arith.subi" or index.owner.operands[1] != iteration:
+    if owner.operands[1] != argument:
         return None
-    first = constant_of(index.owner.operands[0])
-    return None if first is None else Step(first, -1)
+    step = step_of(owner.operands[2], loop)
+    if trips is None:
+        each_once = argument.type.is_dynamic_dim(0) and step in FROM_AN_END
+    else:
+        each_once = argument.type.shape[0] == trips and step in (Step(0, 1), Step(trips - 1, -1))
+    readers = [use for use in argument.uses if use.owner.name != "tensor.dim"]
+    return step if each_once and _is_whole_row(owner, argument.type) and len(readers) == 1 else None
 
 
 def _column_of_row(operation: Any, stack: Any) -> int | None:
     """The first column of a slice of one matrix of a stack, with all rows of the matrix; else None."""
     offsets, sizes, strides = (_static(operation, f"static_{x}") for x in ("offsets", "sizes", "strides"))
-    known = stack.rank == 3 and stack.has_static_shape and str(stack.element_type) in _STORED
+    known = stack.rank == 3 and not stack.is_dynamic_dim(2) and str(stack.element_type) in _STORED
     if not known or offsets[1] != 0 or sizes[:2] != [1, stack.shape[1]] or strides != [1, 1, 1]:
         return None
     inside = min(offsets[2], sizes[2]) >= 0 and offsets[2] + sizes[2] <= stack.shape[2]
@@ -340,11 +359,15 @@ def _is_whole_row(operation: Any, stack: Any) -> bool:
 def _is_whole_columns(operation: Any, part: Any) -> bool:
     """Whether a slice of known place is columns of a matrix, with all of their rows; `part` is the slice's type."""
     whole = operation.operands[1].type if operation.name == _INSERT else operation.operands[0].type
-    dynamic = len(operation.operands) - (operation.name == _INSERT)
-    if dynamic != 1 or part.rank != 2 or whole.rank != 2 or not whole.has_static_shape:
+    if _unknown_numbers(operation, "offsets") or part.rank != 2 or whole.rank != 2 or whole.is_dynamic_dim(1):
         return False
     offsets, sizes, strides = (_static(operation, f"static_{x}") for x in ("offsets", "sizes", "strides"))
     return offsets[0] == 0 and sizes == [whole.shape[0], part.shape[1]] and strides == [1, 1]
+
+
+def _unknown_numbers(operation: Any, of: str) -> int:
+    """How many of a slice's offsets, sizes or strides are known at run time alone."""
+    return len(getattr(operation.opview, of))
 
 
 def _static(operation: Any, name: str) -> list[int]:

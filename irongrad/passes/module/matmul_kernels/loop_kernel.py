@@ -18,11 +18,14 @@ from irongrad.mlir.walk import BOUNDS
 from irongrad.passes.module.matmul_kernels.loop_body import (
     LoopBody,
     Piece,
-    Step,
     pieces_of,
 )
+from irongrad.passes.module.matmul_kernels.loop_steps import Step
 from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import Matrix
+
+# By how many rows the work is divided if their number is known at run time alone.
+ASSUMED_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +96,7 @@ class LoopKernel:
     Attributes:
         body: the loop.
         products: its products, in order.
-        strips: into how many strips the rows of the batch are divided.
+        strips: into how many strips the rows of the batch are divided; of an unknown number, so many would be.
         together: how many strips a thread computes at a time; if several, all have equally many rows.
         width: the number of elements in a vector.
         has_amx: whether AMX multiplies pairs.
@@ -109,13 +112,23 @@ class LoopKernel:
     @property
     def division(self) -> tuple[int, int]:
         """The rows of a strip, and how many strips, the first ones, have one more."""
-        return divmod(self.body.batch, self.strips)
+        return divmod(self.body.batch or ASSUMED_ROWS, self.strips)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The different numbers of rows of a strip: one, or two that differ by a row."""
+        """The different numbers of rows of a strip: one, or two that differ by a row.
+
+        Of an unknown number of rows, those that are left over are strips of one row.
+        """
         rows, larger = self.division
+        if self.body.batch is None:
+            return tuple(sorted({1, rows}))
         return (rows, rows + 1) if larger else (rows,)
+
+    @property
+    def sizes(self) -> int:
+        """How many sizes a launch gives: the number of iterations and that of rows, unless they are known."""
+        return (self.body.trips, self.body.batch).count(None)
 
     @cached_property
     def read(self) -> list[Any]:
@@ -191,7 +204,8 @@ class LoopKernel:
         working = [(p.columns, wide) for p in self.products]
         lefts = [p for p in self.products if self.carried_left(p) is None]
         working += [(p.summands, half if p.is_in_pairs else wide) for p in lefts]
-        kinds = [ir.RankedTensorType.get([self.body.batch, size], element) for size, element in working]
+        rows = ir.ShapedType.get_dynamic_size() if self.body.batch is None else self.body.batch
+        kinds = [ir.RankedTensorType.get([rows, size], element) for size, element in working]
         return [*(r.type for r in self.body.loop.results), *kinds]
 
     @property
@@ -200,6 +214,8 @@ class LoopKernel:
         return len(self.read) + len(self.products) + len(self.made)
 
     @property
-    def operations(self) -> int:
-        """The arithmetic operations of the products of all iterations."""
+    def operations(self) -> int | None:
+        """The arithmetic operations of the products of all iterations; None if a launch gives sizes."""
+        if self.body.trips is None or self.body.batch is None:
+            return None
         return 2 * self.body.trips * self.body.batch * sum(p.summands * p.columns for p in self.products)

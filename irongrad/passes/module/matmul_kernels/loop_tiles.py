@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from irongrad.memory_model.product_tiles import AMX_SUMMANDS, Tile
-from irongrad.passes.module.matmul_kernels.loop_kernel import LoopProduct
+from irongrad.passes.module.matmul_kernels.loop_kernel import ASSUMED_ROWS, LoopProduct
 
 # The fewest and the most rows that one thread computes at once; each row needs a register.
 _FEWEST_ROWS, _MOST_ROWS = 3, 16
@@ -48,15 +48,16 @@ def width_of(columns: Sequence[int], most: int) -> int | None:
     return next((width for width in _REGISTERS if width <= min(most, *columns)), None)
 
 
-def division_of(batch: int, products: Sequence[LoopProduct], width: int, *, is_amx: bool) -> tuple[int, int]:
+def division_of(batch: int | None, products: Sequence[LoopProduct], width: int, *, is_amx: bool) -> tuple[int, int]:
     """How the rows of a batch are best divided: into strips, of which each thread computes some at a time.
 
     Args:
-        batch: the number of rows.
+        batch: the number of rows; None if it is known at run time alone. All strips are then of one size.
         products: the products of an iteration.
         width: the numbers of a vector.
         is_amx: whether AMX multiplies pairs.
     """
+    of_any_size, batch = batch is None, batch or ASSUMED_ROWS
     first = _FAR if sum(_lines(p) * p.summands for p in products) > _NEAR else _FROM_L2
 
     def time(division: tuple[int, int]) -> float:
@@ -71,7 +72,9 @@ def division_of(batch: int, products: Sequence[LoopProduct], width: int, *, is_a
 
     fewest = -(-batch // min(_MOST_ROWS, _REGISTERS[width] - 2))
     numbers = range(fewest, max(fewest, batch // _FEWEST_ROWS) + 1)
-    return min(((n, t) for n in numbers for t in range(1, n + 1) if t == 1 or batch % n == n % t == 0), key=time)
+    even = [(n, t) for n in numbers for t in range(1, n + 1) if batch % n == n % t == 0]
+    uneven = [(n, 1) for n in numbers if batch % n and not of_any_size]
+    return min(sorted(even + uneven), key=time)
 
 
 def _lines(product: LoopProduct) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import reduce
+from itertools import compress, groupby
 from math import prod
 from typing import Any, Self
 
@@ -12,10 +13,22 @@ from iree.compiler import ir
 from iree.compiler.dialects import arith, hal, memref, scf, vector
 
 from irongrad.mlir.linalg import inputs_of
-from irongrad.mlir.loop_code import Lanes, computed, constant, each, new_executable, number, row_of, widened
+from irongrad.mlir.loop_code import (
+    Lanes,
+    PartsOf,
+    computed,
+    constant,
+    each,
+    new_executable,
+    number,
+    row_of,
+    smaller,
+    widened,
+)
 from irongrad.passes.module.matmul_kernels import amx
-from irongrad.passes.module.matmul_kernels.loop_body import Step, slice_of, unmarked
+from irongrad.passes.module.matmul_kernels.loop_body import slice_of, unmarked
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct, Store
+from irongrad.passes.module.matmul_kernels.loop_steps import Step
 from irongrad.passes.module.matmul_kernels.loop_tiles import pairs_of, tile_of
 from irongrad.passes.module.matmul_kernels.pair_code import PairCode, room
 from irongrad.passes.module.matmul_kernels.places import Memory, Place, first_column
@@ -25,17 +38,45 @@ from irongrad.passes.module.matmul_kernels.vector_code import write_strips
 
 def executable_of(kernel: LoopKernel, name: str) -> Any:
     """A kernel as an operation `stream.executable`, with one entry point; both are called `name`."""
-    with new_executable(name, (kernel.strips // kernel.together, 1, 1), kernel.tensors, kernel.operations) as (
-        executable,
-        bindings,
-    ):
-        _Writer.of(kernel, bindings).write()
+    made, known = len(kernel.made), kernel.strips // kernel.together
+    of_any = PartsOf(kernel.division[0] * kernel.together, kernel.sizes - 1)
+    counts = known if kernel.body.batch is not None else of_any, 1, 1
+    of_launch = new_executable(name, counts, kernel.tensors, kernel.operations, sizes=kernel.sizes, results=made)
+    with of_launch as (executable, arguments):
+        behind = len(arguments) - made
+        sizes = [arguments.pop(behind - kernel.sizes) for _ in range(kernel.sizes)]
+        _Writer.of(kernel, arguments, _Sizes.of(kernel, sizes)).write()
     return executable
 
 
-def _row_of(binding: Any, kind: Any) -> Any:
-    """The memory of a tensor as a memref of rank 1."""
-    return row_of(binding, prod(kind.shape), kind.element_type)
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of a loop.
+
+    Attributes:
+        trips: the number of iterations, as an index.
+        batch: the number of rows, as an index if a launch gives it; else None.
+    """
+
+    trips: Any
+    batch: Any | None
+
+    @classmethod
+    def of(cls, kernel: LoopKernel, given: Sequence[Any]) -> Self:
+        """The sizes of a kernel, some of which a launch gives."""
+        trips, batch = kernel.body.trips, kernel.body.batch
+        return cls(given[0] if trips is None else constant(trips), given[-1] if batch is None else None)
+
+    def row_of(self, binding: Any, kind: Any) -> Any:
+        """The memory of a tensor as a memref of rank 1. Unknown sizes are those of a stack (steps, rows, columns)."""
+        elements = prod(kind.shape) if kind.has_static_shape else self._elements(kind)
+        return row_of(binding, elements, kind.element_type)
+
+    def _elements(self, kind: Any) -> Any:
+        unknown = [kind.is_dynamic_dim(d) for d in range(kind.rank)]
+        known = constant(prod(size for size, is_unknown in zip(kind.shape, unknown, strict=True) if not is_unknown))
+        sizes = (self.batch, None) if kind.rank == 2 else (self.trips, self.batch, None)
+        return reduce(arith.muli, compress(sizes, unknown), known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +90,7 @@ class _Writer:
         rights: the memory of the right operands, in the order of the products.
         results: the memory of products, in their order.
         written: the memory of stacks, carried values and left operands, by `Store.buffer`.
+        sizes: the numbers of iterations and rows.
     """
 
     kernel: LoopKernel
@@ -57,17 +99,18 @@ class _Writer:
     rights: Sequence[Any]
     results: Sequence[Any]
     written: dict[Any, Any]
+    sizes: _Sizes
 
     @classmethod
-    def of(cls, kernel: LoopKernel, bindings: Sequence[Any]) -> _Writer:
+    def of(cls, kernel: LoopKernel, bindings: Sequence[Any], sizes: _Sizes) -> _Writer:
         """A writer for a function with the arguments `bindings`."""
         body, given, behind = kernel.body, len(kernel.read), len(kernel.read) + len(kernel.products)
-        read = [_row_of(b, v.type) for b, v in zip(bindings[:given], kernel.read, strict=True)]
+        read = [sizes.row_of(b, v.type) for b, v in zip(bindings[:given], kernel.read, strict=True)]
         rights = [
             row_of(b, p.layout.elements, p.right.type.element_type)
             for b, p in zip(bindings[given:behind], kernel.products, strict=True)
         ]
-        made = [_row_of(b, kind) for b, kind in zip(bindings[behind:], kernel.made, strict=True)]
+        made = [sizes.row_of(b, kind) for b, kind in zip(bindings[behind:], kernel.made, strict=True)]
         results, working = made[: len(body.loop.results)], made[len(body.loop.results) :]
         lefts = [p for p in kernel.products if kernel.carried_left(p) is None]
         written: dict[Any, Any] = {s: results[s.place] for s in body.stacks}
@@ -75,33 +118,47 @@ class _Writer:
         written |= dict(zip(lefts, working[len(kernel.products) :], strict=True))
         first = read[: len(body.carries)]
         values = dict(zip(kernel.read[len(body.carries) :], read[len(body.carries) :], strict=True))
-        return cls(kernel, values, first, rights, working[: len(kernel.products)], written)
+        return cls(kernel, values, first, rights, working[: len(kernel.products)], written, sizes)
 
     def write(self) -> None:
         """Write the code at the current insertion point: for strips of one size, or of two that differ by a row."""
         d, strip = ir.AffineExpr.get_dim(0), hal.interface_workgroup_id(0)
         rows, larger = self.kernel.division
         if not larger:
-            self._write_strip(number(d * (rows * self.kernel.together), strip), rows)
+            of_thread = self._rows(number(d * (rows * self.kernel.together), strip), rows)
+            write = self._write_strips if self.sizes.batch is None else self._write_existing
+            write(of_thread, rows)
             return
         is_larger = arith.cmpi(arith.CmpIPredicate.ult, strip, constant(larger))
         branches = scf.IfOp(is_larger, has_else=True)
         with ir.InsertionPoint(branches.then_block):
-            self._write_strip(number(d * (rows + 1), strip), rows + 1)
+            self._write_strips(self._rows(number(d * (rows + 1), strip), rows + 1), rows + 1)
             scf.yield_([])
         with ir.InsertionPoint(branches.else_block):
-            self._write_strip(number(d * rows + larger, strip), rows)
+            self._write_strips(self._rows(number(d * rows + larger, strip), rows), rows)
             scf.yield_([])
 
-    def _write_strip(self, first: Any, count: int) -> None:
-        """Write the code of strips of `count` rows, the first of which begins at the row `first`."""
+    def _write_existing(self, rows: tuple[Any, Any], count: int) -> None:
+        """Write the code of those rows that the batch has: of strips of `count` rows, and of one row for the rest."""
+        first, end = rows[0], smaller(rows[1], self.sizes.batch)
+        begin, behind = (ir.AffineExpr.get_dim(i) for i in range(2))
+        rest = number(behind - (behind - begin) % count, first, end)
+        self._write_strips((first, rest), count)
+        if count > 1:
+            self._write_strips((rest, end), 1)
+
+    def _rows(self, first: Any, count: int) -> tuple[Any, Any]:
+        """The first row, and the first behind all strips of `count` rows that a thread computes together."""
+        return first, number(ir.AffineExpr.get_dim(0) + count * self.kernel.together, first)
+
+    def _write_strips(self, rows: tuple[Any, Any], count: int) -> None:
+        """Write the code of whole strips of `count` rows; `rows` are the first, and the first behind them."""
         kernel, body = self.kernel, self.kernel.body
-        rows = first, number(ir.AffineExpr.get_dim(0) + count * kernel.together, first)
         for carry, memory in zip(body.carries, self.first, strict=True):
             self._copy(memory, self.written[carry], carry.piece.columns, rows)
         strips = _Strips.begin(kernel, rows, count)
         last = max(s.stage for s in kernel.stores)
-        with each(constant(0), constant(body.trips), 1) as iteration:
+        with each(constant(0), self.sizes.trips, 1) as iteration:
             for stage in range(last + 1):
                 stores = [s for s in kernel.stores if s.stage == stage]
                 for columns, group in groupby(stores, key=lambda s: s.piece.columns):
@@ -152,10 +209,10 @@ class _Writer:
 
     def _multiply(self, index: int, product: LoopProduct, strips: _Strips) -> None:
         """Write code that computes a product of the rows of a thread."""
-        kernel, batch, count = self.kernel, self.kernel.body.batch, strips.count
+        kernel, count = self.kernel, strips.count
         carried = kernel.carried_left(product)
         left = self.written[product if carried is None else kernel.body.carries[carried]]
-        layout = Matrix(batch * product.summands, 0, Strides(product.summands), Strides(1))
+        layout = Matrix(count * product.summands, 0, Strides(product.summands), Strides(1))
         sizes = MatmulShape(1, count, product.columns, product.summands)
         memory = Memory(left, self.rights[index], None, self.results[index])
         if product.is_in_pairs:
@@ -223,9 +280,17 @@ class _Point:
 
     def place(self, width: int, offset: int, step: Step | None) -> Any:
         """The index of a vector in memory whose rows have `width` elements."""
-        t, r, c = (ir.AffineExpr.get_dim(i) for i in range(3))
-        of_step = 0 if step is None else (step.first + t * step.sign) * (self.writer.kernel.body.batch * width)
-        return number(of_step + r * width + c + offset, self.iteration, self.row, self.column)
+        r, c, t, trips = (ir.AffineExpr.get_dim(i) for i in range(4))
+        in_matrix = r * width + c + offset
+        if step is None:
+            return number(in_matrix, self.row, self.column)
+        matrix = trips * step.of_trips + t * step.sign + step.first
+        place, sizes = [self.row, self.column, self.iteration], self.writer.sizes
+        place += [sizes.trips] if step.of_trips else []
+        if (batch := self.writer.kernel.body.batch) is not None:
+            return number(matrix * (batch * width) + in_matrix, *place)
+        above = arith.muli(number(matrix, *place), sizes.batch)
+        return number(t * width + in_matrix, self.row, self.column, above)
 
     def value(self, value: Any, offset: int) -> Any:
         """The vector of `value`, `offset` columns behind the place."""

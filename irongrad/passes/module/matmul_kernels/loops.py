@@ -17,7 +17,8 @@ from irongrad.memory_model.product_tiles import Tile, vector_width
 from irongrad.mlir.device import cpu_of
 from irongrad.mlir.kernels import Kernels
 from irongrad.mlir.letters import lettered_source
-from irongrad.mlir.walk import inside
+from irongrad.mlir.transposes import size_along, unknown_sizes
+from irongrad.mlir.walk import BOUNDS, inside
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, body_of
 from irongrad.passes.module.matmul_kernels.loop_kernel import LoopKernel, LoopProduct
@@ -41,9 +42,9 @@ class LoopKernels(ModulePass):
     After:
         %r:5 = flow.dispatch @loop_0::@loop_0(...)
 
-    IREE compiles all other loops: those of an unknown number of iterations, those over a batch of one row, whose
-    dimension IREE has removed by then, and those that do anything else than products with fixed matrices and
-    elementwise code.
+    A launch gives the numbers of iterations and of rows that are not known. IREE compiles all other loops: those over a
+    batch of one row, whose dimension IREE has removed by then, and those that do anything else than products with fixed
+    matrices and elementwise code.
     """
 
     name: ClassVar[str] = "loop-kernels"
@@ -58,7 +59,7 @@ class LoopKernels(ModulePass):
         if (width := vector_width(*cpu)) is None:
             return PassResult(False)
         tiles = Tiles.of(cpu[1]).of_halves
-        bodies = [body for op in list(inside(module.operation)) if op.name == "scf.for" and (body := body_of(op))]
+        bodies = [body for op in inside(module.operation) if op.name == "scf.for" and (body := body_of(op))]
         kernels = Kernels(module, executable_of, _name, by_code=True)
         launched = 0
         for body in bodies:
@@ -70,7 +71,8 @@ class LoopKernels(ModulePass):
 
 
 def _name(kernel: LoopKernel, number: int) -> str:
-    return f"loop_{number}_{kernel.body.trips}x{kernel.body.batch}"
+    trips, batch = ("D" if size is None else size for size in (kernel.body.trips, kernel.body.batch))
+    return f"loop_{number}_{trips}x{batch}"
 
 
 def _kernel(body: LoopBody, most: int, half_tiles: Sequence[Tile]) -> LoopKernel | None:
@@ -101,7 +103,7 @@ def _has_pairs(product: Product, width: int, half_tiles: Sequence[Tile]) -> bool
 
 def _product_of(operation: Any, body: LoopBody) -> Product | None:
     """A product of an iteration; None if it is none of the batch's rows with a fixed matrix of the same type."""
-    lettered = dimensions_of(operation)
+    lettered = dimensions_of(operation, "r")
     if lettered is None or lettered[1][::2] != ["rk", "rc"]:
         return None
     left, right = list(operation.operands)[:2]
@@ -145,7 +147,15 @@ def _launch(kernel: LoopKernel, kernels: Kernels[LoopKernel]) -> None:
     loop = kernel.body.loop
     with loop.location, ir.InsertionPoint(loop):
         given = [*kernel.read, *(p.right for p in kernel.products)]
-        made = flow.DispatchOp(kernel.made, [], kernels.entry_point(kernel), given, [], []).results
+        sizes = [] if kernel.body.size is None else [kernel.body.size]
+        rows = [] if kernel.body.rows is None else [size_along(kernel.body.rows, 0)]
+        of_given = [size for value in given for size in unknown_sizes(value)]
+        of_made = [size for value in list(loop.operands)[BOUNDS:] for size in unknown_sizes(value)]
+        of_made += rows * (len(kernel.made) - len(loop.results))
+        sizes += rows
+        made = flow.DispatchOp(
+            kernel.made, sizes, kernels.entry_point(kernel), [*given, *sizes], of_given, of_made
+        ).results
     for old, new in zip(loop.results, made, strict=False):
         old.replace_all_uses_with(new)
     loop.erase()

@@ -184,20 +184,21 @@ def letters_of(operation: Any) -> list[str]:
     return ["".join(letters[d] for d in dimensions_in(m.value)) for m in operation.attributes["indexing_maps"]]
 
 
-def dimensions_of(operation: Any) -> tuple[dict[str, int], list[str]] | None:
+def dimensions_of(operation: Any, may_be_unknown: str = "") -> tuple[dict[str, int], list[str]] | None:
     """The size of each dimension of a product, by letter, and the letters of its operands and of its result.
 
-    None for a product of unknown sizes, of other types than floats, or that adds to a nonzero value.
+    None for a product of other types than floats, one that adds to a nonzero value, or of unknown sizes, but those with
+    the letters `may_be_unknown`.
     """
     room = operation.operands[2]
     kinds = [value.type for value in operation.operands]
     of_left, of_right, of_result = (str(kind.element_type) for kind in kinds)
     if of_result != "f32" or not {of_left, of_right} <= {"f32", *HALVES}:
         return None
-    if not all(kind.has_static_shape for kind in kinds) or not is_zero(room):
-        return None
     lettered = letters_of(operation)
-    pairs = zip(kinds, lettered, strict=True)
+    pairs = list(zip(kinds, lettered, strict=True))
+    if not all(_unknown(kind, of) <= set(may_be_unknown) for kind, of in pairs) or not is_zero(room):
+        return None
     return {x: size for kind, of in pairs for x, size in zip(of, kind.shape, strict=True)}, lettered
 
 

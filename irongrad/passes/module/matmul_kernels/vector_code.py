@@ -54,7 +54,7 @@ def executable_of(kernel: ProductKernel, name: str) -> Any:
     parts = [PartsOf(n) if x == kernel.open else count for x, n, count in zip("crb", each, counts, strict=True)]
     tensors = 2 + kernel.right_tensors + kernel.adds_row
     operations = None if kernel.open else 2 * kernel.sizes.multiplications
-    with new_executable(name, parts, tensors, operations, has_size=bool(kernel.open)) as (executable, arguments):
+    with new_executable(name, parts, tensors, operations, sizes=len(kernel.open)) as (executable, arguments):
         left, *others, result = arguments
         size = others.pop() if kernel.open else None
         right, row = others[: kernel.right_tensors], others[kernel.right_tensors :]
