@@ -8,6 +8,7 @@ graph runs them, and records the operators of the derivative.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,9 +81,31 @@ LEVEL_CALLS = {
     **{name: Call(getattr(torch._VF, name)) for name in ("_make_dual", "_unpack_dual")},
     "_set_tensor_requires_grad": follow,
 }
+SET_GRADIENTS = Call(torch._C._set_grad_enabled)
 OPEN = frozenset(LEVEL_CALLS[name] for name in _OPEN)
 CLOSE = frozenset(LEVEL_CALLS[name] for name in _CLOSE)
 UNWRAP = frozenset(LEVEL_CALLS[name] for name in _UNWRAP)
+
+
+def transforms(nodes: Sequence[Node]) -> list[range]:
+    """Return where transforms of `torch.func` lie among `nodes`, with calls of the functions that `vjp` returns."""
+    found: list[range] = []
+    inside: dict[Node, int] = {}
+    depth = 0
+    for place, node in enumerate(nodes):
+        if node.target in OPEN and not depth:
+            found.append(range(place, place))
+        depth += (node.target in OPEN) - (node.target in CLOSE)
+        # A function that torch.func.vjp returns differentiates tensors of a level that is closed.
+        reads = node.target in (gradients, operator.getitem)
+        late = [inside[i] for i in node.all_input_nodes if i in inside] if reads and not depth else []
+        if late:
+            del found[min(late) + 1 :]
+        if late or depth or node.target in CLOSE:
+            found[-1] = range(found[-1].start, place + 1)
+        if (late and node.target is gradients) or (depth and node.target not in UNWRAP):
+            inside[node] = len(found) - 1
+    return found
 
 
 def differentiates(graph: GraphModule) -> bool:

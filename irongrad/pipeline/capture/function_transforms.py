@@ -13,8 +13,7 @@ After:
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from irongrad.diagnostics.source_lines import line_of
-from irongrad.graph.derivatives import CLOSE, OPEN, UNWRAP, gradients, renamed_outputs
-from irongrad.graph.flat_graph import regions_of
+from irongrad.graph.derivatives import CLOSE, OPEN, SET_GRADIENTS, renamed_outputs, transforms
+from irongrad.graph.flat_graph import interpret_regions, regions_of
 from irongrad.runtime.errors import UnsupportedOpError
 
 
@@ -62,26 +61,44 @@ def _expand(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         for region in regions_of(graph, node):
             _expand(region)
+    _detach_without_gradients(list(graph.graph.nodes))
     while (region := _first_region(list(graph.graph.nodes))) is not None:
         _replace(graph, region, _traced(graph, region))
     graph.recompile()
 
 
-def _first_region(nodes: Sequence[Node]) -> Region | None:
-    first = next((i for i, node in enumerate(nodes) if node.target in OPEN), None)
-    if first is None:
-        return None
-    last, depth = first, 0
-    inside: set[Node] = set()
-    for place, node in enumerate(nodes[first:], start=first):
+def _detach_without_gradients(nodes: Sequence[Node]) -> None:
+    """Detach what is computed where gradients are disabled and read elsewhere; a trace below autograd forgets that."""
+    depth = 0
+    begin: tuple[int, int] | None = None  # since when gradients are disabled, and how many levels were open
+    for place, node in enumerate(nodes):
         depth += (node.target in OPEN) - (node.target in CLOSE)
-        # A function that torch.func.vjp returns differentiates tensors of a level that is closed.
-        late = node.target in (gradients, operator.getitem) and not inside.isdisjoint(node.all_input_nodes)
-        if depth or late or node.target in CLOSE:
-            last = place
-        if node.target is gradients or (depth and node.target not in UNWRAP):
-            inside.add(node)
-    members = nodes[first : last + 1]
+        if node.target is not SET_GRADIENTS:
+            continue
+        if begin is None and not node.args[0]:
+            begin = place, depth
+        elif begin is not None and begin[1] == depth:
+            _detach(nodes[begin[0] : place], node)
+            begin = None
+
+
+def _detach(nodes: Sequence[Node], end: Node) -> None:
+    """Detach the tensors among `nodes` that others read; `end` comes after them."""
+    own = set(nodes)
+    for node in nodes:
+        if own.issuperset(node.users) or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        with node.graph.inserting_before(end):
+            detached = node.graph.call_function(torch.ops.aten.detach.default, (node,))
+        detached.meta = dict(node.meta)
+        node.replace_all_uses_with(detached, lambda user, same=detached: user not in own and user is not same)
+
+
+def _first_region(nodes: Sequence[Node]) -> Region | None:
+    places = transforms(nodes)
+    if not places:
+        return None
+    members = nodes[places[0].start : places[0].stop]
     own = set(members)
     inputs = dict.fromkeys(i for node in members for i in node.all_input_nodes if i not in own)
     return Region(members, list(inputs), [node for node in members if not own.issuperset(node.users)])
@@ -95,9 +112,11 @@ def _traced(graph: GraphModule, region: Region) -> GraphModule:
         copies[node] = body.node_copy(node, copies.__getitem__)
     body.output([copies[node] for node in region.outputs])
     values = [node.meta["val"] for node in region.inputs]
-    run = Interpreter(GraphModule(graph, body)).run
+    module = GraphModule(graph, body)
+    interpret_regions(module)
+    run = Interpreter(module).run
     mode = detect_fake_mode([v for v in values if isinstance(v, Tensor)])
-    with mode, enable_python_dispatcher(), preserve_node_meta():
+    with mode, enable_python_dispatcher(), preserve_node_meta(), torch.set_grad_enabled(torch.is_grad_enabled()):
         traced = make_fx(run)(*values)
     traced.graph.eliminate_dead_code()
     return traced
@@ -105,7 +124,7 @@ def _traced(graph: GraphModule, region: Region) -> GraphModule:
 
 def _replace(graph: GraphModule, region: Region, traced: GraphModule) -> None:
     """Put the nodes of `traced` where those of `region` are."""
-    own_detaches = {node.name for node in region.nodes if node.target is torch.ops.aten.detach.default}
+    own_detaches = set(_detaches(graph, region.nodes))
     copies: dict[Node, Any] = {}
     placeholders = iter(region.inputs)
     with graph.graph.inserting_before(region.nodes[0]):
@@ -124,6 +143,15 @@ def _replace(graph: GraphModule, region: Region, traced: GraphModule) -> None:
         old.replace_all_uses_with(copies[new])
     for node in reversed(region.nodes):
         graph.graph.erase_node(node)
+
+
+def _detaches(graph: GraphModule, nodes: Iterable[Node]) -> Iterator[str]:
+    """The names of the nodes that detach a tensor, in regions, too."""
+    for node in nodes:
+        if node.target is torch.ops.aten.detach.default:
+            yield node.name
+        for region in regions_of(graph, node):
+            yield from _detaches(region, region.graph.nodes)
 
 
 def _sources(node: Node) -> set[str]:

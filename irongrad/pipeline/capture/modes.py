@@ -13,7 +13,11 @@ from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._export.passes import replace_set_grad_with_hop_pass as set_grad_regions
 from torch._export.utils import nodes_first
+from torch.fx import GraphModule
 
+from irongrad.diagnostics.source_lines import line_of
+from irongrad.graph.derivatives import SET_GRADIENTS, transforms
+from irongrad.runtime.errors import UnsupportedOpError
 from irongrad.step.train_step import TrainStep
 
 
@@ -110,6 +114,43 @@ def no_grad_in_autocast() -> Iterator[None]:
 
 
 @contextmanager
+def whole_transforms() -> Iterator[None]:
+    """While open, torch.export keeps a transform of `torch.func` in one graph, whatever enables gradients within it.
+
+    It starts a graph wherever gradients are enabled or disabled, and transforms enable them. Under `torch.autocast`
+    each of these graphs has the autocast, so a level was opened in one of them and closed in another.
+    """
+    make_graphs = set_grad_regions.replace_set_grad_with_hop_pass
+
+    def mended(graph: GraphModule, signature: Any) -> Any:
+        _hide_modes_of_transforms(graph)
+        return make_graphs(graph, signature)
+
+    with mock.patch.object(set_grad_regions, make_graphs.__name__, mended):
+        yield
+
+
+def _hide_modes_of_transforms(graph: GraphModule) -> None:
+    """Put a call of ours where a transform enables or disables gradients, and nothing where they are so already."""
+    enabled = torch.is_grad_enabled()
+    for node in graph.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+        before, (enabled,) = enabled, node.args
+        if enabled == before:
+            graph.graph.erase_node(node)
+    nodes = list(graph.graph.nodes)
+    for places in transforms(nodes):
+        changes = [nodes[i] for i in places if nodes[i].target is torch._C._set_grad_enabled]
+        if len(changes) % 2:
+            raise UnsupportedOpError(
+                f"{line_of(nodes[places.start])}: torch.func.vjp is called where gradients are disabled, and the "
+                "function that it returns where they are enabled, or the other way round. Call both in one place"
+            )
+        for node in changes:
+            node.target = SET_GRADIENTS
+    graph.recompile()
+
+
+@contextmanager
 def compiled_as_plain() -> Iterator[None]:
     """While open, a module that `torch.compile` wraps runs as it is."""
 
@@ -123,5 +164,5 @@ def compiled_as_plain() -> Iterator[None]:
 @contextmanager
 def exportable_modes() -> Iterator[None]:
     """While open, torch.export keeps what `torch.inference_mode`, `torch.no_grad` and `torch.compile` mean."""
-    with inference_as_no_grad(), no_grad_in_autocast(), compiled_as_plain():
+    with inference_as_no_grad(), no_grad_in_autocast(), whole_transforms(), compiled_as_plain():
         yield

@@ -19,7 +19,7 @@ import irongrad as ig
 from irongrad.graph.step_graph import Function
 from irongrad.pipeline.capture.capture import capture
 from irongrad.pipeline.differentiate.differentiate import JointStep, differentiate
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, UnsupportedOpError
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 
@@ -159,6 +159,76 @@ def detached_within(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     return grad_of(value)(inputs["x"]).square().sum()
 
 
+def no_grad_within_a_transform(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    def value(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            weight = net(x).sigmoid()
+            with torch.enable_grad():
+                enabled = (net(x) * weight).tanh()
+            disabled = enabled.sin()
+        return (net(x) * enabled * disabled + weight * net(x)).sum()
+
+    return grad_of(value)(inputs["x"]).square().sum()
+
+
+def transforms_within_no_grad(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    def value(x: Tensor) -> Tensor:
+        return net(x).pow(3).sum()
+
+    with torch.no_grad():
+        at_once, for_each = grad_of(value)(inputs["x"]), vmap(grad_of(value))(inputs["v"])
+    return net(inputs["x"] + at_once + for_each).square().mean()
+
+
+def transform_within_no_grad_of_another(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    def value(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            inner = grad_of(lambda x: net(x).sin().sum())(x)
+        return net(x * inner).tanh().sum()
+
+    return grad_of(value)(inputs["x"]).square().sum()
+
+
+def no_grad_between_transforms(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    first = grad_of(lambda x: net(x).sin().sum())(inputs["x"])
+    with torch.no_grad():
+        weight = net(inputs["v"]).sigmoid()
+    second = grad_of(lambda x: net(x).cos().sum())(inputs["v"])
+    return ((first * second)[:, :1] * net(inputs["x"]) * weight).sum()
+
+
+def no_grad_before_the_pullback(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    outputs, pull = vjp(net, inputs["x"])
+    with torch.no_grad():
+        weight = outputs.tanh()
+    (gradient,) = pull(weight)
+    return (gradient * outputs.sum()).square().sum()
+
+
+def float32_within_a_transform(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    def value(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            detached = net(x).sigmoid().detach()
+            with torch.no_grad():
+                disabled = net(x).sin()
+            weight = net(x).tanh()
+        return (net(x) * (detached + disabled) * weight).sum()
+
+    return grad_of(value)(inputs["x"]).square().sum()
+
+
+def no_grad_within_nested_autocast(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        whole = net(inputs["x"])
+        with torch.no_grad():
+            fixed = net(inputs["v"])
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                coarse = net(inputs["v"])
+            last = net(inputs["x"])
+    return (whole * fixed * coarse * last).mean()
+
+
 PROGRAMS: dict[Forward, Callable[[], nn.Module]] = {
     gradient_penalty: convolutions,
     second_derivative: perceptron,
@@ -175,6 +245,13 @@ PROGRAMS: dict[Forward, Callable[[], nn.Module]] = {
     forward_mode: lambda: perceptron(3),
     pulled_back: lambda: perceptron(2),
     detached_within: lambda: perceptron(2),
+    no_grad_within_a_transform: lambda: perceptron(2),
+    transforms_within_no_grad: lambda: perceptron(2),
+    transform_within_no_grad_of_another: lambda: perceptron(2),
+    no_grad_between_transforms: perceptron,
+    no_grad_before_the_pullback: lambda: perceptron(2),
+    float32_within_a_transform: lambda: perceptron(2),
+    no_grad_within_nested_autocast: lambda: perceptron(2),
 }
 
 
@@ -209,6 +286,32 @@ def test_the_joint_graph_has_eagers_loss_and_gradients(forward: Forward) -> None
     for name in expected.keys() | found.keys():
         zeros = torch.zeros_like(dict(step.model.named_parameters())[name])
         torch.testing.assert_close(found.get(name, zeros), expected.get(name, zeros), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("forward", PROGRAMS, ids=lambda f: f.__name__)
+def test_the_joint_graph_has_eagers_loss_and_gradients_under_autocast(forward: Forward) -> None:
+    """Of bfloat16, whose gradients are too coarse to compare one by one."""
+    step = made(forward, precision="bf16")
+    joint = differentiate(capture(step))
+    found = run(joint, joint.joint, step.inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = step.model(**{n: t.clone() for n, t in step.inputs.items()})
+    loss.backward()
+    torch.testing.assert_close(found.pop("loss").reshape(()), loss.detach(), rtol=0.05, atol=0.02)
+    expected = {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
+    names = sorted(expected.keys() & found.keys())
+    all_expected, all_found = (torch.cat([g[n].flatten() for n in names]) for g in (expected, found))
+    assert (all_found - all_expected).norm() < 0.05 * all_expected.norm()
+
+
+def test_a_function_of_vjp_where_gradients_are_enabled_again_is_refused() -> None:
+    def apart(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            outputs, pull = vjp(net, inputs["x"])
+        return (pull(outputs)[0] * net(inputs["x"])).square().sum()
+
+    with pytest.raises(UnsupportedOpError, match="Call both in one place"):
+        capture(made(apart))
 
 
 @pytest.mark.parametrize("forward", [gradient_penalty, second_derivative, hessians], ids=lambda f: f.__name__)
