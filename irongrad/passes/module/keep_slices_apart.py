@@ -40,9 +40,9 @@ class KeepSlicesApart(ModulePass):
     * A slice of a tensor of any size is read beside the result of a reduction, as in `x[:, -1] + x.mean(1)`. IREE
       3.13.0 joins dimensions of the reduction, but not those of the slice (CollapseDimensions.cpp), and divides no work
       over a reshape: "write affecting operations on global resources are restricted to workgroup distributed contexts".
-    * A slice of any size with a stride has elements that are computed from narrower ones, as in a convolution of
-      bfloat16 with a stride. IREE 3.13.0 computes all elements in each kernel that reads some, on the stack:
-      "'memref.alloca' op stack allocation size overflows 64 bits".
+    * A slice with a stride has elements that are computed from narrower ones, as in a convolution of bfloat16 with a
+      stride. IREE 3.13.0 computes all elements in each kernel that reads some, on the stack: "'memref.alloca' op stack
+      allocation size overflows 64 bits" of any size, and "exceeded stack allocation limit" of a large known one.
     * A small part is taken of elements that are computed from narrower ones, as by `x.float()[0]`. IREE 3.13.0 computes
       all elements in each kernel that reads the part. It tiles that kernel for them, and unrolls the rest: a
       Transformer with dropout took minutes to compile in bfloat16.
@@ -92,12 +92,22 @@ def _is_widened_to_hold(taken: Any) -> bool:
     if producer_of(source) is None or not is_elementwise(source.owner):
         return False
     widens = any(op.name.startswith("arith.ext") for op in source.owner.regions[0].blocks[0])
-    return widens and (_has_strides_of_any_size(taken) or size_of(taken.results[0]) * _SMALL <= size_of(source) < inf)
+    is_strided = any(stride != 1 for stride in taken.attributes["static_strides"])
+    is_small = size_of(taken.results[0]) * _SMALL <= size_of(source) < inf
+    is_of_any_size = not taken.results[0].type.has_static_shape
+    return (is_strided and _is_wider(source.owner)) or (widens and (is_small or (is_strided and is_of_any_size)))
 
 
-def _has_strides_of_any_size(taken: Any) -> bool:
-    strides = taken.attributes["static_strides"]
-    return not taken.results[0].type.has_static_shape and any(stride != 1 for stride in strides)
+def _is_wider(operation: Any) -> bool:
+    """Whether an element of the result has more bits than one of any input of as many dimensions."""
+    result = operation.results[0].type
+    bits = [_bits(value.type) for value in inputs_of(operation) if value.type.rank == result.rank]
+    return bool(bits) and max(bits) < _bits(result)
+
+
+def _bits(tensor: Any) -> int:
+    """The bits of an element; 64 of an index."""
+    return int(getattr(tensor.element_type, "width", 64))
 
 
 def _is_slice_of_any_size(value: Any) -> bool:

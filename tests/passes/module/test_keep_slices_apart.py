@@ -139,6 +139,28 @@ def test_iree_still_computes_all_of_a_strided_slice_on_the_stack(
         ig.compile(_strided(), tmp_path, target=_AVX2, cache=False, entry_points=["train_step"])
 
 
+STRIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "widened": lambda x, y: x.float()[:, ::2] * y,
+    "computed from narrower ones": lambda x, y: (x.float() * 2 + 1)[:, ::2] * y,
+    "of integers": lambda x, y: x.sign().to(torch.int8).float()[:, ::2] * y,
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strided_slices_of_widened_numbers_of_known_size_equal_eager(name: str) -> None:
+    """compile_function compares with eager float64."""
+    x = torch.randn(64, 64, 48, generator=torch.Generator().manual_seed(0))
+    ig.compile_function(STRIDED[name], (x.bfloat16(), torch.ones(48)))
+
+
+def test_iree_still_computes_all_of_a_strided_slice_of_known_size_on_the_stack(without: Callable[[type], None]) -> None:
+    """When this fails, the third kind is needed only for slices of any size."""
+    without(KeepSlicesApart)
+    x = torch.randn(64, 64, 48).bfloat16()
+    with pytest.raises(ToolchainError, match="exceeded stack allocation limit"):
+        ig.compile_function(lambda x: x.float()[:, ::2] * 3, (x,))
+
+
 PART = """
 util.func public @part(%x: tensor<3072xbf16>, %y: tensor<16x64xf32>) -> tensor<16x64xf32> {
   %empty = tensor.empty() : tensor<3072xf32>
