@@ -13,14 +13,18 @@ After:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import count, islice
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
+from torch._higher_order_ops.wrap import wrap_with_autocast
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -30,6 +34,9 @@ from irongrad.diagnostics.source_lines import line_of
 from irongrad.graph.derivatives import CLOSE, OPEN, SET_GRADIENTS, renamed_outputs, transforms
 from irongrad.graph.flat_graph import interpret_regions, regions_of
 from irongrad.runtime.errors import UnsupportedOpError
+
+# What torch.autocast is called with; empty where there is none.
+Autocast: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,16 @@ def expand_transforms(program: ExportedProgram) -> None:
         _expand(program.graph_module)
 
 
-def _expand(graph: GraphModule) -> None:
+def _expand(graph: GraphModule, autocast: Autocast = ()) -> None:
     for node in graph.graph.nodes:
+        inner = node.args[:4] if node.target is wrap_with_autocast else autocast
         for region in regions_of(graph, node):
-            _expand(region)
+            _expand(region, inner)
     _detach_without_gradients(list(graph.graph.nodes))
     while (region := _first_region(list(graph.graph.nodes))) is not None:
-        _replace(graph, region, _traced(graph, region))
+        with torch.autocast(*autocast) if autocast else nullcontext():
+            traced = _traced(graph, region)
+        _replace(graph, region, traced, autocast)
     graph.recompile()
 
 
@@ -122,27 +132,54 @@ def _traced(graph: GraphModule, region: Region) -> GraphModule:
     return traced
 
 
-def _replace(graph: GraphModule, region: Region, traced: GraphModule) -> None:
-    """Put the nodes of `traced` where those of `region` are."""
-    own_detaches = set(_detaches(graph, region.nodes))
-    copies: dict[Node, Any] = {}
-    placeholders = iter(region.inputs)
+def _replace(graph: GraphModule, region: Region, traced: GraphModule, autocast: Autocast) -> None:
+    """Put the nodes of `traced` where those of `region` are, in a graph without autocast: they have the casts."""
+    body = _without_savings(traced, region, set(_detaches(graph, region.nodes)))
     with graph.graph.inserting_before(region.nodes[0]):
-        for node in traced.graph.nodes:
-            if node.op == "placeholder":
-                copies[node] = next(placeholders)
-            elif node.op == "get_attr":
-                raise UnsupportedOpError(f"{line_of(region.nodes[0])}: torch.func makes a constant here")
-            elif node.target is torch.ops.aten.detach.default and not own_detaches.intersection(_sources(node)):
-                # Autograd saves a result through detach, which the derivative of this derivative must not see.
-                copies[node] = copies[node.args[0]]
-            elif node.op == "call_function":
-                copies[node] = graph.graph.node_copy(node, copies.__getitem__)
-    results = traced.graph.output_node().args[0]
+        results = _called(graph, body, region, autocast) if autocast else _inlined(graph, body, region)
     for old, new in zip(region.outputs, results, strict=True):
-        old.replace_all_uses_with(copies[new])
+        old.replace_all_uses_with(new)
     for node in reversed(region.nodes):
         graph.graph.erase_node(node)
+
+
+def _without_savings(traced: GraphModule, region: Region, own_detaches: Set[str]) -> Graph:
+    """Return the graph of `traced` without what the autograd of the region's own derivatives saves."""
+    body = Graph()
+    copies: dict[Node, Any] = {}
+    for node in traced.graph.nodes:
+        if node.op == "get_attr":
+            raise UnsupportedOpError(f"{line_of(region.nodes[0])}: torch.func makes a constant here")
+        if node.target is torch.ops.aten.detach.default and own_detaches.isdisjoint(_sources(node)):
+            # Autograd saves a result through detach, which the derivative of this derivative must not see.
+            copies[node] = copies[node.args[0]]
+        else:
+            copies[node] = body.node_copy(node, copies.__getitem__)
+    return body
+
+
+def _inlined(graph: GraphModule, body: Graph, region: Region) -> Sequence[Any]:
+    """Copy the nodes of `body` to the current place of `graph`, and return the results."""
+    placeholders = (node for node in body.nodes if node.op == "placeholder")
+    results = graph.graph.graph_copy(body, dict(zip(placeholders, region.inputs, strict=True)))
+    assert isinstance(results, Sequence)
+    return results
+
+
+def _called(graph: GraphModule, body: Graph, region: Region, autocast: Autocast) -> Sequence[Any]:
+    """Call `body` at the current place of `graph`, with autocast disabled, and return the results."""
+    (name,) = islice((n for n in map("transform_{}".format, count()) if not hasattr(graph, n)), 1)
+    setattr(graph, name, GraphModule(graph, body))
+    device, dtype, _, cached = autocast
+    values = tuple(node.meta["val"] for node in region.outputs)
+    call = graph.graph.call_function(
+        wrap_with_autocast, (device, dtype, False, cached, graph.graph.get_attr(name), *region.inputs)
+    )
+    call.meta = dict(region.nodes[-1].meta) | {"val": values}
+    results = [graph.graph.call_function(operator.getitem, (call, i)) for i in range(len(values))]
+    for node, result in zip(region.outputs, results, strict=True):
+        result.meta = dict(node.meta)
+    return results
 
 
 def _detaches(graph: GraphModule, nodes: Iterable[Node]) -> Iterator[str]:

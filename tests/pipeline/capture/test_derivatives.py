@@ -46,6 +46,10 @@ def convolutions() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 1))
 
 
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
+
+
 def gradient_penalty(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     x = inputs["x"].requires_grad_()
     score = net(x)
@@ -129,6 +133,16 @@ def norms_per_sample(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         return functional.cross_entropy(functional_call(net, weights, (x[None],)), y[None])
 
     gradients = vmap(grad_of(one), in_dims=(None, 0, 0))(weights, inputs["x"], inputs["y"])
+    return sum(g.flatten(1).square().sum(1) for g in gradients.values()).sqrt().mean()
+
+
+def norms_per_sample_of_a_convolution(net: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    weights = dict(net.named_parameters())
+
+    def one(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(net, weights, (x[None],)).square().sum()
+
+    gradients = vmap(grad_of(one), in_dims=(None, 0))(weights, inputs["x"])
     return sum(g.flatten(1).square().sum(1) for g in gradients.values()).sqrt().mean()
 
 
@@ -241,6 +255,7 @@ PROGRAMS: dict[Forward, Callable[[], nn.Module]] = {
     hessian_vector_product: perceptron,
     jacobian_in_one_call: lambda: perceptron(2),
     norms_per_sample: lambda: perceptron(4),
+    norms_per_sample_of_a_convolution: convolution,
     hessians: perceptron,
     forward_mode: lambda: perceptron(3),
     pulled_back: lambda: perceptron(2),
@@ -290,18 +305,17 @@ def test_the_joint_graph_has_eagers_loss_and_gradients(forward: Forward) -> None
 
 @pytest.mark.parametrize("forward", PROGRAMS, ids=lambda f: f.__name__)
 def test_the_joint_graph_has_eagers_loss_and_gradients_under_autocast(forward: Forward) -> None:
-    """Of bfloat16, whose gradients are too coarse to compare one by one."""
     step = made(forward, precision="bf16")
     joint = differentiate(capture(step))
     found = run(joint, joint.joint, step.inputs)
     with torch.autocast("cpu", torch.bfloat16):
         loss = step.model(**{n: t.clone() for n, t in step.inputs.items()})
     loss.backward()
-    torch.testing.assert_close(found.pop("loss").reshape(()), loss.detach(), rtol=0.05, atol=0.02)
+    torch.testing.assert_close(found.pop("loss").reshape(()), loss.detach(), rtol=5e-3, atol=1e-5)
     expected = {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
     names = sorted(expected.keys() & found.keys())
     all_expected, all_found = (torch.cat([g[n].flatten() for n in names]) for g in (expected, found))
-    assert (all_found - all_expected).norm() < 0.05 * all_expected.norm()
+    assert (all_found - all_expected).norm() < 5e-3 * all_expected.norm()
 
 
 def test_a_function_of_vjp_where_gradients_are_enabled_again_is_refused() -> None:
