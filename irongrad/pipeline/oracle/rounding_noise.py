@@ -149,8 +149,10 @@ class RoundingNoise(TorchDispatchMode):
         return values, places[indices]
 
     def _perturb(self, tensor: torch.Tensor, *, like_elements_alike: bool) -> None:
-        if tensor._is_zerotensor():
-            return  # autograd's zero tensor has no memory; torch 2.13 ends the process on a write to it
+        if tensor._is_zerotensor() or tensor.is_meta:
+            # Autograd's zero tensor has no memory: torch 2.13 ends the process on a write to it. On tensors without
+            # memory, forward-mode derivatives compute shapes.
+            return
         large = _from(_HIDES if like_elements_alike else _largest(tensor.dtype), tensor)
         alike = None if large is None else self._alike(tensor[large])
         self._multiply(tensor)

@@ -153,3 +153,16 @@ def test_equal_elements_are_chosen_at_random_and_others_as_without_noise():
         torch.testing.assert_close(values, x.gather(1, indices))
         chosen.add(tuple(indices[1].tolist()))
     assert len(chosen) > 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of PyTorch's own, in the first jvp
+def test_a_forward_mode_derivative_has_noise() -> None:
+    """PyTorch computes shapes for it on tensors without memory."""
+    x, tangent = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    exact = torch.func.jvp(layer, (x,), (tangent,))
+    with RoundingNoise(0):
+        noisy = torch.func.jvp(layer, (x,), (tangent,))
+    for without, with_noise in zip(exact, noisy, strict=True):
+        assert not torch.equal(without, with_noise)
+        torch.testing.assert_close(without, with_noise, rtol=1e-4, atol=1e-6)
