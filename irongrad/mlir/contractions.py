@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from iree.compiler import ir
 
 from irongrad.mlir.letters import is_zero
-from irongrad.mlir.linalg import GENERIC, inputs_of
+from irongrad.mlir.linalg import GENERIC, inputs_of, is_known_but_first
 from irongrad.mlir.transposes import copied
 from irongrad.mlir.walk import inside
 
@@ -20,21 +20,21 @@ Dimension: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def sums_of_products_in(module: ir.Module) -> list[Any]:
-    """The operations of a module that add products of two tensors of float32 of known sizes, beginning at zero.
+    """The operations of a module that add products of two tensors of float32, beginning at zero.
 
-    IREE 3.13.0 lets some of them widen an operand of half precision in their own body. Here such an operand is widened
-    by an operation of its own, so that there is one form of them.
+    All sizes are known but the first of a tensor. IREE 3.13.0 lets some of them widen an operand of half precision in
+    their own body. Here such an operand is widened by an operation of its own, so that there is one form of them.
     """
     operations = [op for op in inside(module.operation) if op.name == GENERIC and _multiplies_and_adds(op)]
     for operation in operations:
         _widen_before(operation)
-    return [op for op in operations if is_sum_of_products(op)]
+    return [op for op in operations if _adds_products(op)]
 
 
 def _multiplies_and_adds(operation: Any) -> bool:
-    """Whether a `linalg.generic` of two inputs of known sizes does nothing else, besides widening the inputs."""
+    """Whether a `linalg.generic` of two inputs does nothing else, besides widening the inputs."""
     operands = list(operation.operands)
-    if len(inputs_of(operation)) != 2 or len(operands) != 3 or not all(v.type.has_static_shape for v in operands):
+    if len(inputs_of(operation)) != 2 or len(operands) != 3 or not all(is_known_but_first(v.type) for v in operands):
         return False
     return [name for name in _names(operation) if name != _WIDENS] == _MULTIPLIES_AND_ADDS
 
@@ -63,6 +63,10 @@ def _widen_before(operation: Any) -> None:
 
 def is_sum_of_products(operation: Any) -> bool:
     """Whether a `linalg.generic` adds products of two tensors of float32 of known sizes, beginning at zero."""
+    return all(value.type.has_static_shape for value in operation.operands) and _adds_products(operation)
+
+
+def _adds_products(operation: Any) -> bool:
     if not _multiplies_and_adds(operation):
         return False
     is_single = all(str(value.type.element_type) == "f32" for value in operation.operands)

@@ -118,6 +118,50 @@ def test_windows_are_as_right_where_linux_denies_amx(name, counted, monkeypatch)
     assert counted[-1].stats["of halves"] >= 2
 
 
+class _Scaled(nn.Module):
+    """A convolution of scaled images, so that a step computes the gradient of the images."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        of_rank = {1: nn.Conv1d, 2: nn.Conv2d}[len(geometry.sizes)]
+        moves = geometry.kernel, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+        self.scale, self.convolution = nn.Parameter(torch.tensor(0.5)), of_rank(*geometry.channels, *moves)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.convolution(self.scale * x.to(self.scale.dtype))
+
+
+def batch_of(geometry: Geometry, images: int) -> dict[str, torch.Tensor]:
+    numbers = torch.Generator().manual_seed(images)
+    shapes = {"x": (geometry.channels[0], *geometry.sizes), "y": (geometry.channels[1], *geometry.out)}
+    return {name: torch.randn(images, *shape, generator=numbers) for name, shape in shapes.items()}
+
+
+# Geometries, and how many products of windows a step has; the gradient of a weight is another product.
+OF_ANY_IMAGES = dict.fromkeys(
+    ["3x3", "with a stride", "dilated", "few outputs", "few inputs", "long sums", "one row", "one dimension"], 1
+) | {"groups": 0}
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", OF_ANY_IMAGES)
+def test_kernels_compute_convolutions_of_any_number_of_images(name, target, counted, tmp_path, trains_as_eager):
+    geometry = GEOMETRIES[name]
+
+    def make() -> ig.TrainStep:
+        model = _Scaled(geometry)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        dynamic = {"x": {0: "B"}, "y": {0: "B"}}
+        return ig.TrainStep(model, nn.functional.mse_loss, optimizer, batch_of(geometry, 5), dynamic=dynamic)
+
+    session = ig.compile(make(), tmp_path, target, entry_points=("train_step", "reset"), cache=False).load()
+    assert counted[-1].stats["convolutions"] >= OF_ANY_IMAGES[name]
+    assert name != "groups" or not counted[-1].changed
+    trains_as_eager(session, make(), [batch_of(geometry, n) for n in (1, 2, 7, 40)], rtol=1e-4, state=(1e-3, 1e-5))
+
+
 @pytest.mark.parametrize("target", ["llvm-cpu:cpu=x86-64-v3", "llvm-cpu"])
 def test_bfloat16_is_widened_where_no_kernel_multiplies_it(target, counted, monkeypatch):
     monkeypatch.setattr(products, "HALF_TILES", {})

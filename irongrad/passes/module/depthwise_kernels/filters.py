@@ -104,7 +104,8 @@ def filters_in(module: ir.Module) -> Iterator[Filter]:
     Each may be replaced before the next is asked for: one may read another.
     """
     for operation in sums_of_products_in(module):
-        if (found := _filter_of(operation)) is not None:
+        is_known = all(value.type.has_static_shape for value in operation.operands)
+        if is_known and (found := _filter_of(operation)) is not None:
             yield found
 
 

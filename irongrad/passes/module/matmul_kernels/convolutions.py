@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from iree.compiler import ir
-from iree.compiler.dialects import flow
+from iree.compiler.dialects import arith, flow
 
 from irongrad.memory_model.product_tiles import Tile, window_tile_for
 from irongrad.mlir.halves import rounding
 from irongrad.mlir.kernels import Kernels
-from irongrad.mlir.transposes import read_instead
+from irongrad.mlir.transposes import read_instead, unknown_sizes
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.operands import in_blocks
 from irongrad.passes.module.matmul_kernels.products import Tiles
@@ -34,9 +34,9 @@ class ConvolutionKernels(ModulePass):
 
     The weight gradient is a sum of the same kind. Readers of the result that are `linalg.generic` read it as the kernel
     writes it. For all others it is transposed. Operands that are widened from bfloat16 are multiplied as bfloat16 by
-    AVX512-BF16, if they have even numbers of neighbours to add over. IREE compiles what is of another type or of
-    unknown sizes, what is smaller than a kernel is worth, and what has no windows: there the kernel has one tap or one
-    position.
+    AVX512-BF16, if they have even numbers of neighbours to add over. Of float32, a launch gives the number of images if
+    it is not known. IREE compiles what is of another type or of other unknown sizes, what is smaller than a kernel is
+    worth, and what has no windows: there the kernel has one tap or one position.
     """
 
     name: ClassVar[str] = "convolution-kernels"
@@ -58,7 +58,8 @@ class ConvolutionKernels(ModulePass):
 
 def _name(kernel: ProductKernel, number: int) -> str:
     sizes = kernel.sizes
-    return f"windows_{number}_{sizes.batch}x{sizes.rows}x{sizes.columns}x{sizes.summands}"
+    rows = "D" if kernel.open else sizes.rows
+    return f"windows_{number}_{sizes.batch}x{rows}x{sizes.columns}x{sizes.summands}"
 
 
 def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> None:
@@ -81,7 +82,8 @@ def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> No
         multiplies_halves=windows.is_half,
         is_rounded=rounds is not None,
         pads_right=pads,
-        batch_inside=True,
+        batch_inside=windows.rows_of_image is None,
+        open="" if windows.rows_of_image is None else "r",
     )
     letters = "".join(x for x in windows.rows + "bc" if x in windows.result)
     last = rounds or operation
@@ -89,10 +91,19 @@ def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> No
     of = dict(zip(windows.result, of_result.shape, strict=True))
     with last.location, ir.InsertionPoint(last):
         kind = ir.RankedTensorType.get([of[x] for x in letters], of_result.element_type)
-        result = flow.DispatchOp([kind], [], kernels.entry_point(kernel), [product.left[0], right], [], []).results[0]
+        images = unknown_sizes(product.left[0])
+        size = [_rows_of(windows, *images)] if images else []
+        given = [product.left[0], right, *size]
+        result = flow.DispatchOp([kind], size, kernels.entry_point(kernel), given, images, images).results[0]
         read_instead(last.results[0], (result, letters), windows.result)
     for done in dict.fromkeys((last, operation)):
         done.erase()
+
+
+def _rows_of(windows: Windows, images: Any) -> Any:
+    """The number of rows of a product of the windows of so many images, at the current insertion point."""
+    index = ir.IndexType.get()
+    return arith.muli(images, arith.constant(index, ir.IntegerAttr.get(index, windows.rows_of_image)))
 
 
 PASS = ConvolutionKernels

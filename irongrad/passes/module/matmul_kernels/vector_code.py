@@ -79,7 +79,7 @@ def _elements(kernel: ProductKernel, assumed: int, letters: str, size: Any) -> A
     if not kernel.open or kernel.open not in letters:
         return assumed
     of = {"b": kernel.sizes.batch, "r": kernel.sizes.rows, "k": kernel.sizes.summands}
-    return number(ir.AffineExpr.get_dim(0) * (assumed // of[kernel.open]), size)
+    return number(ir.AffineExpr.get_floor_div(ir.AffineExpr.get_dim(0) * assumed, of[kernel.open]), size)
 
 
 def write_strips(kernel: ProductKernel, memory: Memory, rows: tuple[Any, Any]) -> None:

@@ -15,7 +15,7 @@ arXiv:1410.0759, section 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -36,6 +36,9 @@ _BATCH, _COLUMN = "b", "c"
 
 # The letters of an image's dimensions, before it is known which loops they have.
 _PLACES = "tuvwxyz"
+
+# By how many images the work is divided if their number is known at run time alone.
+_ASSUMED_IMAGES = 8
 
 # A dimension of an image: the letters of its loops, each with the factor of its index.
 _Dimension: TypeAlias = tuple[tuple[str, int], ...]
@@ -66,6 +69,8 @@ class Windows:
         summands: those of the loops of the sum.
         result: the letters of the result as its readers know it.
         is_half: whether both operands are bfloat16.
+        rows_of_image: how many rows there are for each image, if the number of images is known at run time alone; else
+            None. The sizes of `product` are those of a few images then.
     """
 
     product: Product
@@ -74,6 +79,7 @@ class Windows:
     summands: str
     result: str
     is_half: bool
+    rows_of_image: int | None = None
 
     @property
     def reads_in_order(self) -> bool:
@@ -101,9 +107,10 @@ class _Image(NamedTuple):
 
 
 def windows_in(module: ir.Module, halves: Sequence[Tile]) -> Iterator[Windows]:
-    """The convolutions and weight gradients of a module that are of known sizes, of float32 or widened from bfloat16.
+    """The convolutions and weight gradients of a module, of float32 or widened from bfloat16.
 
-    Each may be replaced before the next is asked for: one may read another.
+    All sizes are known, but the number of images of a convolution of float32 may not be. Each may be replaced before
+    the next is asked for: one may read another.
 
     Args:
         module: the module.
@@ -166,11 +173,16 @@ def _windows(operation: Any, image: _Image, right: Flipped, result: str, halves:
         result: the letters of its result.
         halves: the tiles of a kernel of bfloat16; none for float32.
     """
-    shapes = (right.letters, right.value.type.shape), (result, operation.results[0].type.shape)
-    sizes = {letter: size for of in shapes for letter, size in zip(*of, strict=True)}
+    kinds = (right.letters, right.value.type), (result, operation.results[0].type)
+    sizes = {letter: size for letters, kind in kinds for letter, size in zip(letters, kind.shape, strict=True)}
+    unknown = {x for letters, kind in kinds for d, x in enumerate(letters) if kind.is_dynamic_dim(d)}
+    if unknown and (halves or not _are_images(unknown, image, result, right.letters)):
+        return None
+    sizes |= dict.fromkeys(unknown, _ASSUMED_IMAGES)
     is_half, copies = bool(halves), any(tile.is_amx for tile in halves)
     order = _channels_last(image.dims, result if is_half else None)
     dims, shape = [image.dims[d] for d in order], [int(image.value.type.shape[d]) for d in order]
+    shape[0] = _ASSUMED_IMAGES if unknown else shape[0]
     levels = _levels(shape, dims, sizes, right.backwards)
     inner = next(x for x in levels if x.letter not in result)
     paired = _Pairing.of(dims, inner.letter) if is_half and inner.stride > 1 and not copies else None
@@ -193,8 +205,18 @@ def _windows(operation: Any, image: _Image, right: Flipped, result: str, halves:
         value = _transposed(image.value, order)
         value = value if paired is None else pairs_along(value, *paired)
     product = Product(operation, of_product, (value, "rk"), (right.value, right.letters))
+    rows_of_image = of_product["r"] // _ASSUMED_IMAGES if unknown else None
     of_rows, of_summands = ("".join(dict.fromkeys(x.letter for x in reversed(of))) for of in (rows, summands))
-    return Windows(product, matrix, of_rows, of_summands, result, is_half)
+    return Windows(product, matrix, of_rows, of_summands, result, is_half, rows_of_image)
+
+
+def _are_images(unknown: Set[str], image: _Image, result: str, other: str) -> bool:
+    """Whether all letters of unknown sizes are one: that of an image's first dimension, which is rows of the product.
+
+    Then there is one product, not one for each of several groups of channels.
+    """
+    first = "".join(letter for letter, _ in image.dims[0])
+    return unknown == {first} and first in result and first not in other and _BATCH not in result
 
 
 def _has_kernel(image: Matrix, sizes: Mapping[str, int], inner: Level, halves: Sequence[Tile]) -> bool:
