@@ -57,7 +57,7 @@ from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.expected_values import Expected, ExpectedAtSizes
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from irongrad.pipeline.oracle.vector_signs import VectorSigns
+from irongrad.pipeline.oracle.substitutes import Substitutes
 from irongrad.pipeline.package import Origin, package, write_state
 from irongrad.pipeline.step_record import step_record
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError
@@ -354,7 +354,7 @@ def _run(
     flat: FlatFunction, dtype: torch.dtype | None, names: Sequence[str], record: Callable[[str, torch.Tensor], None]
 ) -> None:
     values = flat.examples.values()
-    with plain_operators(), BeforeAutograd(eager=True), VectorSigns():
+    with plain_operators(), BeforeAutograd(eager=True), Substitutes():
         given = [t.to(dtype) if dtype and t.is_floating_point() else t for t in values]
         outputs = flat.run(*(t.clone() for t in given))
     for name, output in zip(names, outputs, strict=True):

@@ -25,10 +25,9 @@ from irongrad.pipeline.oracle.eager_run import (
     half_of_the_threads,
     train,
 )
-from irongrad.pipeline.oracle.hidden_rows import HiddenRows
 from irongrad.pipeline.oracle.oracle import Spread, Values
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise
-from irongrad.pipeline.oracle.vector_signs import VectorSigns
+from irongrad.pipeline.oracle.substitutes import Substitutes
 from irongrad.runtime.golden import Golden, key_of
 from irongrad.runtime.manifest import DRAWS, of_entry
 from irongrad.step.borrow import borrowed
@@ -91,8 +90,7 @@ class Alternation:
         with ExitStack() as stack:
             for captured in self.captured.values():
                 stack.enter_context(borrowed(captured.step, dtype))
-            stack.enter_context(VectorSigns())
-            stack.enter_context(HiddenRows())
+            stack.enter_context(Substitutes())
             counts, calls = dict.fromkeys(self.captured, 0), 0
             steps = {name: captured.step for name, captured in self.captured.items()}
             scalers = {name: EagerScaler(loss_scale_of(s), s.optimizers, None) for name, s in steps.items()}

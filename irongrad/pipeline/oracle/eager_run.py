@@ -25,9 +25,8 @@ from irongrad.pipeline.capture.step_modules import (
 from irongrad.pipeline.oracle.eager_float64 import eager_float64
 from irongrad.pipeline.oracle.eager_inference import Recorder, draws_of, record_inference
 from irongrad.pipeline.oracle.eager_loss_scale import EagerScaler, Skips
-from irongrad.pipeline.oracle.hidden_rows import HiddenRows
 from irongrad.pipeline.oracle.rounding_noise import RoundingNoise, noise_errors_suppressed
-from irongrad.pipeline.oracle.vector_signs import VectorSigns
+from irongrad.pipeline.oracle.substitutes import Substitutes
 from irongrad.runtime.golden import key_of
 from irongrad.runtime.manifest import DRAWS, STEPS, Role
 from irongrad.step.borrow import borrowed
@@ -146,7 +145,7 @@ def run_eager(
     noise = RoundingNoise(seed) if seed is not None else nullcontext()
     wide = eager_float64 if dtype is torch.float64 else nullcontext
     cores = nullcontext() if is_alone or is_huge(graph) else half_of_the_threads()
-    with cores, borrowed(captured.step, dtype), VectorSigns(), HiddenRows():
+    with cores, borrowed(captured.step, dtype), Substitutes():
         given = (captured.step.examples, *([{**captured.step.examples, **variant.later}] if variant.later else []))
         examples = [{n: _cast(t, dtype).clone() for n, t in tensors.items()} for tensors in given]
         for number, tensors in enumerate(examples if infers else ()):

@@ -1,10 +1,17 @@
-"""Give attention of which a mask hides a whole row the gradient of a softmax, unlike PyTorch's kernel for CPUs."""
+"""The gradient of attention in an eager run: that of a softmax where a mask of large numbers hides a whole row.
+
+The kernel of torch 2.13 for CPUs computes the weights again as `exp(score - logsumexp)`. Where a mask adds the same
+large negative number to all n scores of a row, the logarithm of n is lost in that sum: each weight is 1, and not 1 / n.
+So the gradient is n times too large. Models of transformers have such rows for samples that are all padding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
@@ -14,20 +21,11 @@ _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _LOST = 1e-4
 
 
-class HiddenRows(TorchDispatchMode):
-    """While open, the gradient of attention is that of a softmax where a mask of large numbers hides a whole row.
-
-    The kernel of torch 2.13 computes the weights again as `exp(score - logsumexp)`. Where a mask adds the same large
-    negative number to all n scores of a row, the logarithm of n is lost in that sum: each weight is 1, and not 1 / n.
-    So the gradient is n times too large. Models of transformers have such rows for samples that are all padding.
-    """
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        mask = (kwargs or {}).get("attn_mask")
-        if func is _BACKWARD and mask is not None and _hides_a_row(args[5]):
-            gradient, query, key, value = args[:4]
-            return _gradients(gradient, (query, key, value), mask, (kwargs or {}).get("scale"))
-        return func(*args, **(kwargs or {}))
+def _backward(*args: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> Any:
+    if attn_mask is None or not _hides_a_row(args[5]):
+        return _BACKWARD(*args, attn_mask=attn_mask, scale=scale)
+    gradient, query, key, value = args[:4]
+    return _gradients(gradient, (query, key, value), attn_mask, scale)
 
 
 def _hides_a_row(logarithms: Tensor) -> bool:
@@ -45,3 +43,6 @@ def _gradients(
     of_weights = gradient @ value.mT
     of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * scale
     return of_scores @ key, of_scores.mT @ query, weights.mT @ gradient
+
+
+SUBSTITUTES: Mapping[Any, Callable[..., Any]] = {_BACKWARD: _backward}

@@ -12,7 +12,7 @@ import irongrad as ig
 from irongrad.frontends.compile_function import flat_function, trace_function
 from irongrad.operators.decompositions import decomposition_table
 from irongrad.operators.decompositions.linalg_eigen import signs
-from irongrad.pipeline.oracle.vector_signs import VectorSigns
+from irongrad.pipeline.oracle.substitutes import Substitutes
 
 aten = torch.ops.aten
 BATCHES = [(), (2,), (0,), (2, 1)]
@@ -105,7 +105,7 @@ def test_symmetric_eigenvalues_match_lapack(size, half):
 
 def test_vectors_have_the_signs_of_eager_runs():
     a = normal(5, 4)
-    with VectorSigns():
+    with Substitutes():
         expected = [*torch.linalg.svd(a, full_matrices=False), *torch.linalg.eigh(a.T @ a)]
     table = decomposition_table()
     found = [*table[aten._linalg_svd.default](a), *table[aten._linalg_eigh.default](a.T @ a)]

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import irongrad as ig
-from irongrad.pipeline.oracle.hidden_rows import HiddenRows
+from irongrad.pipeline.oracle.substitutes import Substitutes
 
 
 def _gradients(kernel: SDPBackend, dtype: torch.dtype, scale: float | None, least: float) -> list[Tensor]:
@@ -19,7 +19,7 @@ def _gradients(kernel: SDPBackend, dtype: torch.dtype, scale: float | None, leas
     operands = [torch.randn(2, 2, 5, 8, dtype=dtype, requires_grad=True) for _ in range(3)]
     mask = torch.zeros(2, 1, 5, 5, dtype=dtype)
     mask[0], mask[1, :, 3] = least, -torch.inf
-    with sdpa_kernel(kernel), HiddenRows():
+    with sdpa_kernel(kernel), Substitutes():
         scaled_dot_product_attention(*operands, attn_mask=mask, scale=scale).square().sum().backward()
     return [torch.as_tensor(x.grad) for x in operands]
 
