@@ -150,13 +150,7 @@ def _with(step: TrainStep | Steps, **changed: Any) -> TrainStep | Steps:
 def build(step: TrainStep | Steps, options: Options) -> Build:
     """Run every stage: `capture`, those of the front up to the step graph, and then those of `_compiled`."""
     steps = named_steps(step)
-    for one in steps.values():
-        check_choices(one, options.passes, options.route)
-        if options.parts:
-            check_parts(options.parts, one)
-    if options.parts and len(steps) > 1:
-        raise UserError("place does not work with several steps over one state: compile each step by itself")
-    check_budget(steps, options.passes)
+    _check(steps, options)
     run = BuildRun(options, last=[*steps][-1], watch=_stopwatch(options))
     with (
         run.errors(step),
@@ -178,12 +172,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         fronts = {name: _front(run, name, made) for name, made in captured.items()}
         own = without_unused_state(fronts, options.entry_points)
         together = joined(step, captured, own)
-        wholes = with_base(with_frozen_state(together.graphs), options.base)
-        wholes = exchanging(wholes, options.bucket_bytes)
-        for graph in wholes.values():
-            check_statistics(graph, options.route, budget=asked_budget(options.passes) is not None)
-        if options.shard:
-            wholes = sharded(wholes)
+        wholes = _whole(together.graphs, options)
         interfaces = interfaces_of(wholes, options.entry_points)
         graphs = {name: selected(wholes[name], interface) for name, interface in interfaces.items()}
         captured, run.last = {name: captured[name] for name in interfaces}, [*interfaces][-1]
@@ -208,6 +197,33 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         if entry is not None and entry.keep(artifact, record):
             run.key = entry.key
     return run.result()
+
+
+def _check(steps: Mapping[str, TrainStep], options: Options) -> None:
+    """Refuse options that do not go with the steps.
+
+    Raises:
+        UserError: they do not.
+    """
+    for one in steps.values():
+        check_choices(one, options.passes, options.route)
+        if options.parts:
+            check_parts(options.parts, one)
+    if options.parts and len(steps) > 1:
+        raise UserError("place does not work with several steps over one state: compile each step by itself")
+    check_budget(steps, options.passes)
+
+
+def _whole(graphs: Mapping[str, StepGraph], options: Options) -> Mapping[str, StepGraph]:
+    """The graphs with what the options add to them: a base, the exchange between ranks, and shards of the state.
+
+    Raises:
+        UserError: statistics over a batch cannot be exchanged.
+    """
+    wholes = exchanging(with_base(with_frozen_state(graphs), options.base), options.bucket_bytes)
+    for graph in wholes.values():
+        check_statistics(graph, options.route, budget=asked_budget(options.passes) is not None)
+    return sharded(wholes) if options.shard else wholes
 
 
 def _compiles_loops(options: Options) -> bool:
