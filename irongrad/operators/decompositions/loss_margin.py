@@ -28,7 +28,7 @@ def spread(grad: torch.Tensor, like: torch.Tensor, reduction: int) -> torch.Tens
 
 
 @decomposes(aten.multi_margin_loss.default)
-def _multi_margin_loss(
+def multi_margin_loss(
     x: torch.Tensor,
     target: torch.Tensor,
     p: float = 1,
@@ -69,13 +69,13 @@ def _excess_over_target(
     """
     scores, target = x.reshape(-1, x.shape[-1] if x.ndim else 1), target.reshape(-1, 1)
     is_target = target == torch.arange(scores.shape[-1])
-    violation = (margin - scores.gather(1, target) + scores).clamp(min=0)
+    violation = (margin - scores.gather(1, target) + scores).relu()  # at the margin, unlike clamp: no gradient
     factor = torch.ones_like(scores[:, 0]) if weight is None else weight[target.squeeze(1)]
     return torch.where(is_target, 0.0, violation), is_target, factor / scores.shape[-1]
 
 
 @decomposes(aten.multilabel_margin_loss_forward.default)
-def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+def multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum over targets t and other classes c of max(0, 1 - x[t] + x[c]), divided by the number of classes."""
     excess, _, is_target = _excess_over_targets(x, target)
     loss = excess.sum((-2, -1)) / excess.shape[-1]
@@ -113,4 +113,4 @@ def _excess_over_targets(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.T
     is_target = places.any(1)
     own = scores.gather(1, target.clamp(min=0)).unsqueeze(-1)
     counted = listed.unsqueeze(-1) & ~is_target.unsqueeze(1)
-    return torch.where(counted, (1 - own + scores.unsqueeze(1)).clamp(min=0), 0.0), places, is_target
+    return torch.where(counted, (1 - own + scores.unsqueeze(1)).relu(), 0.0), places, is_target

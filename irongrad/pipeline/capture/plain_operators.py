@@ -13,6 +13,7 @@ from torch._library.effects import EffectHolder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.graph.subgraphs import aliases_allowed
+from irongrad.operators.decompositions.loss_margin import multi_margin_loss, multilabel_margin_loss
 
 
 @contextmanager
@@ -33,6 +34,7 @@ def plain_operators() -> Iterator[None]:
             mock.patch.object(_errors_of_linalg(), "_effect", None),
             aliases_allowed(),
             _inactive_dropouts_are_their_arguments(),
+            _margins_without_gradient(),
         ):
             yield
 
@@ -60,6 +62,29 @@ def _inactive_dropouts_are_their_arguments() -> Iterator[None]:
     finally:
         operator.py_kernels.update(before)
         operator._dispatch_cache.clear()
+
+
+@contextmanager
+def _margins_without_gradient() -> Iterator[None]:
+    """While open, a traced margin loss has no gradient where a score is exactly at the margin, as in eager.
+
+    torch 2.13's decompositions in Python clamp the distance there, and the gradient of a clamp at its bound is one.
+    """
+    key = torch._C.DispatchKey.Autograd
+    replaced: dict[torch._ops.OpOverload, Callable[..., object]] = {
+        torch.ops.aten.multi_margin_loss.default: multi_margin_loss,
+        torch.ops.aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
+    }
+    before = {operator: operator.py_kernels[key] for operator in replaced}
+    for operator, kernel in replaced.items():
+        operator.py_kernels[key] = kernel
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, kernel in before.items():
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
 
 
 def _errors_of_linalg() -> EffectHolder:
