@@ -124,6 +124,7 @@ def run_eager(
     *,
     infers: bool = True,
     is_alone: bool = False,
+    note: Callable[[Exception], object] = bool,
 ) -> Skips:
     """Train the user's own objects for `steps` steps, pass every value to `record`, and put the objects back.
 
@@ -138,6 +139,7 @@ def run_eager(
         variant: how the run differs from the user's own training.
         infers: whether evaluation, prediction and the user's entries are run too, before training.
         is_alone: whether no compiler runs beside it any more, so that it may take all cores.
+        note: gets an error of the noise that ends evaluation.
 
     Returns:
         The updates that were skipped.
@@ -149,7 +151,7 @@ def run_eager(
         given = (captured.step.examples, *([{**captured.step.examples, **variant.later}] if variant.later else []))
         examples = [{n: _cast(t, dtype).clone() for n, t in tensors.items()} for tensors in given]
         for number, tensors in enumerate(examples if infers else ()):
-            with wide(), noise_errors_suppressed(seed):  # training has tolerances, too, where evaluation has none
+            with wide(), noise_errors_suppressed(seed, note):  # training has tolerances, too, where evaluation has none
                 record_inference(captured, graph, tensors, noise, record, number)
         inputs = [{n: tensors[n] for n in captured.step.inputs} for tensors in examples]
         return train(captured.step, graph, inputs, steps, noise, wide, record, skips, variant)

@@ -8,6 +8,7 @@ update of it, and a ReLU at its corner. So several runs are made, each with diff
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,12 +62,14 @@ class Spread:
         rounded: whether the exact values are themselves those of a run in the step's own dtypes.
         largest: the largest absolute difference in any run, by golden key.
         eps: the machine epsilon of the dtype of each value, by golden key; 0 for integers and booleans.
+        ended: the errors that ended runs with noise, or the evaluation in one.
     """
 
     exact: Values
     rounded: bool = False
     largest: dict[str, float] = field(default_factory=dict)
     eps: dict[str, float] = field(default_factory=dict)
+    ended: list[Exception] = field(default_factory=list)
 
     def record(self, key: str, tensor: torch.Tensor) -> None:
         """Compare `tensor` with its exact value, if that is kept, and keep the largest difference."""
@@ -88,10 +91,28 @@ class Spread:
         """
         # Runs with noise come first, because their errors are larger.
         for seed in (*range(NOISY_RUNS if elements <= HUGE else NOISY_RUNS_OF_HUGE_STEPS), None):
-            with noise_errors_suppressed(seed):
+            if seed is None:
+                self._warn_of_one_run()
+            with noise_errors_suppressed(seed, self.ended.append):
                 run(seed)
             if self.exact.arrays.keys() <= self.largest.keys():
                 yield {key: self.allowed(key) for key in self.exact.arrays}
+
+    def _warn_of_one_run(self) -> None:
+        """Say so if no run with noise has computed a value, whose tolerance is then that of one run.
+
+        Such a tolerance is too small, so it lets no wrong value pass. But it may refuse a right one.
+        """
+        missing = [key for key in self.exact.arrays if key not in self.largest]
+        if missing:
+            error = self.ended[-1] if self.ended else None
+            reason = f" ({type(error).__name__}: {str(error).partition(chr(10))[0]})" if error else ""
+            warnings.warn(
+                f"eager PyTorch fails before {missing[0]} if the last bits of its values change{reason}. So tolerances "
+                "come from one run alone, and a right program may be refused. Keep values away from the ends of an "
+                "operator's range: p.clamp(1e-6, 1 - 1e-6) before a binary cross-entropy",
+                stacklevel=2,
+            )
 
     def allowed(self, key: str) -> float:
         """Return the tolerance of a value: the largest error that is right."""
@@ -146,7 +167,18 @@ def golden_runs(
     def run(seed: int | None) -> None:
         # Later runs are made when a compiled step is verified.
         is_alone = not exact.arrays.keys().isdisjoint(spread.largest)
-        run_eager(captured, graph, None, steps, seed, checked(spread.record), None, variant, is_alone=is_alone)
+        run_eager(
+            captured,
+            graph,
+            None,
+            steps,
+            seed,
+            checked(spread.record),
+            None,
+            variant,
+            is_alone=is_alone,
+            note=spread.ended.append,
+        )
 
     for allowed in spread.widened_by(run, elements):
         golden = Golden(steps, oracle, inputs, exact.arrays, allowed, later=later, moves=moves)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -34,6 +34,7 @@ _LARGEST = 1e29
 _SPREAD = 2_654_435_761
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOPK = torch.ops.aten.topk.default
+_CAST = torch.ops.aten._to_copy.default
 
 # Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
 # stands for that of what reads them.
@@ -126,7 +127,7 @@ class RoundingNoise(TorchDispatchMode):
                 result = self._ties.decided(func, args, kwargs or {})
         else:
             result = self._topk(*args, **(kwargs or {})) if func is _TOPK else func(*args, **(kwargs or {}))
-        if role.is_exact or (role.is_lookup and result.dtype in HALVES):
+        if role.is_exact or (role.is_lookup and result.dtype in HALVES) or _converts_whole_numbers(func, args):
             return result
         with torch._C.DisableTorchFunction():  # or every TorchFunctionMode would see the operators of the noise
             tensors = [result] if isinstance(result, torch.Tensor) else torch.utils._pytree.tree_leaves(result)
@@ -222,17 +223,30 @@ def _may_be_winograd(weight_at: int, stride_at: int, args: tuple[Any, ...]) -> b
     return bool(weight.dtype == torch.float32 and weight.shape[2:] == (3, 3) and set(stride) == {1})
 
 
+def _converts_whole_numbers(operator: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether an operator converts integers or truth values. It rounds none: labels of 0 and 1 stay probabilities."""
+    return operator is _CAST and not (args[0].is_floating_point() or args[0].is_complex())
+
+
 def _is_count(operator: torch._ops.OpOverload, result: object) -> bool:
     """Whether the result is a scalar that is updated in place, such as an optimizer's step count."""
     return isinstance(result, torch.Tensor) and result.ndim == 0 and operator._schema.is_mutable
 
 
 @contextmanager
-def noise_errors_suppressed(seed: int | None) -> Iterator[None]:
+def noise_errors_suppressed(seed: int | None, note: Callable[[Exception], object] = bool) -> Iterator[None]:
     """End a noisy run (`seed` is not None) at an operator that refuses its perturbed arguments.
 
     Binary cross-entropy refuses a probability one unit in the last place above 1. A quantile refuses the position after
-    the last element.
+    the last element. If no noisy run computes a value, `irongrad.pipeline.oracle.oracle.Spread` says so.
+
+    Args:
+        seed: the seed of the noise.
+        note: gets the error that ended the run.
     """
-    with suppress(*(() if seed is None else (RuntimeError, IndexError, ValueError))):
+    try:
         yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        if seed is None:
+            raise
+        note(error)

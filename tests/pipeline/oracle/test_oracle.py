@@ -139,7 +139,7 @@ def runs_of(step: ig.TrainStep) -> list[Golden]:
     return list(oracle.golden_runs(capture(step), step_graph(step), 1))
 
 
-@pytest.mark.parametrize(("precision", "error"), [("f32", 1e-4), ("bf16", 0.2)])
+@pytest.mark.parametrize(("precision", "error"), [("f32", 1e-4), ("bf16", 0.3)])
 def test_noise_reaches_attention_over_padded_rows(precision: str, error: float) -> None:
     """PyTorch's fast path in evaluation makes nested tensors, to which no noise can be added.
 
@@ -176,7 +176,8 @@ def test_training_has_noise_where_evaluation_refuses_it() -> None:
     model = Model(3, 3)
     inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
     step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
-    (golden,) = runs_of(step)  # evaluation has a value in the run without noise alone
+    with pytest.warns(UserWarning, match=r"fails before eval/0/ if .* \(RuntimeError: all elements of input should be"):
+        (golden,) = runs_of(step)  # evaluation has a value in the run without noise alone
     plain = oracle.Spread(oracle.Values(golden.expected))
     run_eager(capture(step), step_graph(step), None, 1, None, plain.record)
     assert golden.allowed["gradient/0/weight"] > 2 * plain.allowed("gradient/0/weight")
@@ -286,12 +287,40 @@ def test_what_a_later_step_may_change_is_copied() -> None:
     assert np.shares_memory(values.arrays["last"], weight.numpy())
 
 
+def test_labels_that_are_converted_stay_probabilities_in_runs_with_noise() -> None:
+    """A binary cross-entropy refuses targets above 1."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy(x.sigmoid(), (x > 0).float())
+
+    flat = flat_function(loss, (torch.tensor([1.0, -1.0, 2.0, 3.0]),), gradients=False)
+    assert len(list(golden_runs_of_function(flat, trace_function(flat, loss)))) == NOISY_RUNS + 1
+
+
 def test_noise_may_move_values_out_of_the_domain_of_an_operator() -> None:
-    """Noise moves probabilities and targets above 1, which binary cross-entropy refuses."""
+    """Noise moves probabilities above 1, which binary cross-entropy refuses."""
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.binary_cross_entropy((x * 20).sigmoid(), (x > 0).float())
 
-    flat = flat_function(loss, (torch.tensor([1.0, -1.0, 2.0, 3.0]),), gradients=False)
-    *_, golden = golden_runs_of_function(flat, trace_function(flat, loss))
+    flat = flat_function(loss, (torch.linspace(1.0, 3.0, 64),), gradients=False)
+    with pytest.warns(UserWarning, match="tolerances come from one run"):
+        *_, golden = golden_runs_of_function(flat, trace_function(flat, loss))
     assert all(0 < a < 1e-3 for a in golden.allowed.values())
+
+
+def test_a_step_that_no_noisy_run_survives_says_that_its_tolerances_come_from_one_run() -> None:
+    """A binary cross-entropy refuses probabilities of one if noise moves them."""
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = super().forward(x)
+            if self.training:
+                h = h + nn.functional.binary_cross_entropy((x * 0 + 20).sigmoid(), torch.ones_like(x))
+            return h
+
+    model = Model(3, 3)
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
+    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    with pytest.warns(UserWarning, match=r"fails before loss/0/ if .* \(RuntimeError: all elements of input should be"):
+        assert len(runs_of(step)) == 1
