@@ -62,9 +62,13 @@ class Context:
     Attributes:
         saved_tensors: the tensors that the forward saved for the backward.
         needs_input_grad: for each argument of the forward, whether it needs a gradient.
+        fixed: the outputs through which no gradient goes.
+        materialises: whether the backward gets zeros for an output without a gradient; else it gets None.
     """
 
     saved_tensors: tuple[torch.Tensor | None, ...] = ()
+    fixed: tuple[torch.Tensor, ...] = ()
+    materialises = True
 
     def __init__(self, needs_input_grad: tuple[bool, ...], place: str) -> None:
         self.needs_input_grad = needs_input_grad
@@ -75,10 +79,12 @@ class Context:
         self.saved_tensors = tensors
 
     def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        """Do nothing: integers never have a gradient, and the step asks for no gradient of the other tensors."""
+        """Let no gradient go through outputs: the backward gets none for them, whatever is computed from them."""
+        self.fixed = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Do nothing: the gradient of an unused output is always a tensor of zeros here."""
+        """Choose what the backward gets for an output without a gradient."""
+        self.materialises = value
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
         """Refuse to write into an argument.
@@ -126,6 +132,7 @@ class _Call:
         self._cls = cls
         self._args = tuple(args)
         self._single = False
+        self._fixed: frozenset[int] = frozenset()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         name = f"{LIBRARY}::{self._cls.__name__}_{next(_numbers)}"
@@ -136,20 +143,23 @@ class _Call:
         operator = getattr(getattr(torch.ops, LIBRARY), name.partition("::")[2]).default
         register_decomposition(operator)(dispatch_functionalize(self.forward))  # it may write into its own tensors
         _operators.add(operator)
-        outputs = operator(list(tensors))
+        outputs = [o.detach() if i in self._fixed else o for i, o in enumerate(operator(list(tensors)))]
         return outputs[0] if self._single else tuple(outputs)
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the Function's forward; copy an output that is an input, since an operator may not return its input."""
         return [o.clone() if any(o is t for t in tensors) else o for o in self._run(tensors)[1]]
 
-    def backward(self, ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def backward(self, ctx: Any, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Run the Function's backward.
 
         The forward runs again to compute the tensors that it saves. A later pass merges both runs.
         """
         with torch.no_grad():
-            context = self._run(ctx.tensors)[0]
+            context, outputs = self._run(ctx.tensors)
+            if context.materialises:
+                pairs = zip(gradients, outputs, strict=True)
+                gradients = [torch.zeros_like(o) if g is None else g for g, o in pairs]
         name = f"{self._cls.__name__}.backward"
         with plain_operators(), backward_refused(name, _OF_PARAMETERS), _OwnWrites(name, _OF_BACKWARD, gradients):
             results = self._cls.backward(context, *gradients)
@@ -178,7 +188,9 @@ class _Call:
                 outputs = forward(*args)
                 self._cls.setup_context(context, tuple(args), outputs)
         self._single = isinstance(outputs, torch.Tensor)
-        return context, (outputs,) if self._single else tuple(outputs)
+        returned = (outputs,) if self._single else tuple(outputs)
+        self._fixed = frozenset(i for i, o in enumerate(returned) if any(o is f for f in context.fixed))
+        return context, returned
 
 
 class _OwnWrites(TorchDispatchMode):
@@ -192,7 +204,7 @@ class _OwnWrites(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, name: str, instead: str, given: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, name: str, instead: str, given: Sequence[torch.Tensor | None] = ()) -> None:
         super().__init__()
         self._name, self._instead = name, instead
         # Keeps the tensors alive, so that no later tensor gets the number of an earlier one.
@@ -241,3 +253,4 @@ def _user_line() -> str:
 
 def _save_inputs(ctx: Any, inputs: tuple[Sequence[torch.Tensor]], output: object) -> None:
     (ctx.tensors,) = inputs
+    ctx.set_materialize_grads(False)

@@ -354,3 +354,76 @@ def test_a_backward_that_leaves_gradients_in_parameters_is_refused_with_the_way_
 
     with pytest.raises(CaptureError, match=r"(?s)backward\(y, grad\).*Recomputed.backward calls backward\(\) itself"):
         assert_gradients_are_those_of_eager(Layers())
+
+
+class OfBothOutputs(torch.autograd.Function):
+    """Its backward has a term of the gradient of each output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        second = x * 3
+        ctx.mark_non_differentiable(second)
+        return x * 2, second
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return 2 * first + second
+
+
+class OfOutputsThatAreUsed(torch.autograd.Function):
+    """Its backward is another one if its second output is unused."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor | None) -> torch.Tensor:
+        return 5 * first if second is None else 2 * first + 3 * second
+
+
+class OfZeros(torch.autograd.Function):
+    """Its backward gets zeros for an output that is unused."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return 2 * first + 3 * second + second.shape[0]
+
+
+def _product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return (first * second).mean()
+
+
+def _only_first(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return first.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("function", "loss"),
+    [
+        (OfBothOutputs, _product),
+        (OfOutputsThatAreUsed, _only_first),
+        (OfOutputsThatAreUsed, _product),
+        (OfZeros, _only_first),
+    ],
+)
+def test_a_backward_gets_the_gradients_that_eager_gives_it(
+    function: type[torch.autograd.Function], loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    class Whole(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return loss(*function.apply(super().forward(x)))
+
+    model = Whole(4, 3)
+    step = ig.TrainStep(model, None, torch.optim.SGD(model.parameters()), {"x": torch.randn(8, 4)})
+    joint = differentiate(capture(step))
+    values = {s.name: s.initial for s in joint.state} | dict(step.inputs)
+    results = joint.joint.graph(*(values[a.name] for a in joint.joint.arguments))
+    found = {r.name: t for r, t in zip(joint.joint.results, results, strict=True) if r.kind == "gradient"}
+    model(step.inputs["x"]).backward()
+    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters()})
