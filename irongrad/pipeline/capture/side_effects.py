@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import FunctionType, MethodType
-from typing import Any, NoReturn
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NoReturn, TypeGuard
 from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -30,11 +30,10 @@ from irongrad.graph.flat_graph import FlatGraph
 from irongrad.pipeline.capture.attributes import Attributes
 from irongrad.pipeline.capture.known_values import StateUse
 from irongrad.pipeline.capture.module_calls import around_calls
+from irongrad.pipeline.capture.python_values import NUMBERS, fingerprint, has_hidden_state
 from irongrad.runtime.errors import CaptureError, UnsupportedOpError, UserError
 
 _INTERNAL = frozenset(vars(nn.Module()))
-_DEPTH = 4
-_WIDTH = 100
 
 # (module path or location of a function, name) -> a fingerprint that changes when the named value changes.
 _Snapshot = dict[tuple[str, str], object]
@@ -127,13 +126,13 @@ def _python_state(module: nn.Module) -> _Snapshot:
     functions, objects = _reached(module)
     for path, owner in _owners(module, objects).items():
         if is_user_class(type(owner)):
-            names = [n for n in vars(owner) if n not in _INTERNAL]
-            state |= {(path, n): _fingerprint(vars(owner)[n]) for n in names}
+            own = {n: v for n, v in vars(owner).items() if n not in _INTERNAL}
+            state |= {(path, n): fingerprint(v) for n, v in (_of_class(type(owner)) | own).items()}
         elif type(owner).__module__.startswith("torch."):  # a layer whose settings a forward may change
-            plain = {n: v for n, v in vars(owner).items() if n not in _INTERNAL and isinstance(v, _NUMBERS)}
-            state |= {(path, n): _fingerprint(v) for n, v in plain.items()}
+            plain = {n: v for n, v in vars(owner).items() if n not in _INTERNAL and isinstance(v, NUMBERS)}
+            state |= {(path, n): fingerprint(v) for n, v in plain.items()}
     for function in functions:
-        state |= {(where(function), n): _fingerprint(v) for n, v in _outside(function)}
+        state |= {(where(function), n): fingerprint(v) for n, v in _outside(function)}
     return state
 
 
@@ -144,13 +143,21 @@ def _owners(module: nn.Module, objects: Iterable[object]) -> dict[str, Any]:
 
 
 def _outside(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Plain values outside of a function that it names, those of the user's classes among them."""
+    """Plain values outside of a function that it names, those of the user's classes among them, and its own."""
     for name, value in _outer_values(function).items():
-        if isinstance(value, _PLAIN):
+        if _may_change(value):
             yield name, value
         elif isinstance(value, type) and is_user_class(value):
-            own = {n: v for n, v in vars(value).items() if isinstance(v, _PLAIN) and not n.startswith("__")}
-            yield from ((f"{name}.{n}", v) for n, v in own.items())
+            yield from ((f"{name}.{n}", v) for n, v in _of_class(value).items())
+    yield from ((f"{function.__name__}.{n}", v) for n, v in vars(function).items() if _may_change(v))
+    defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+    yield from ((n, v) for n, v in defaults.items() if _may_change(v))
+
+
+def _of_class(kind: type) -> dict[str, object]:
+    """Plain values that a class of the user's holds itself, or a class of the user's that it extends."""
+    held = {n: v for cls in reversed(kind.__mro__) if is_user_class(cls) for n, v in vars(cls).items()}
+    return {n: v for n, v in held.items() if _may_change(v) and not n.startswith("__")}
 
 
 def _check_unchanged(module: nn.Module, before: _Snapshot, attributes: Attributes, use: StateUse) -> None:
@@ -179,29 +186,12 @@ def _changes(line: str, spelled: str, *, of_owner: bool, use: StateUse) -> Captu
     )
 
 
-_NUMBERS = (bool, int, float, str, type(None))
 _PLAIN = (bool, int, float, str, list, dict, set, deque)
 
 
-def _fingerprint(value: object, depth: int = 0) -> object:
-    if isinstance(value, (bool, int, float, str, bytes, type(None))):
-        return (type(value).__name__, repr(value))
-    if depth > _DEPTH:
-        return id(value)
-    if isinstance(value, dict):
-        pairs = [(k, v) for k, v in dict.items(value) if not _is_of_a_trace(k)]
-        return (len(pairs), [(repr(k)[:_WIDTH], _fingerprint(v, depth + 1)) for k, v in pairs[:_WIDTH]])
-    if isinstance(value, (list, tuple, set, deque)):
-        items = [*iter(value)]  # not by len(), which a subclass may forbid
-        return (len(items), [_fingerprint(v, depth + 1) for v in items[:_WIDTH]])
-    if not isinstance(value, nn.Module) and is_user_class(type(value)):
-        return (id(value), _fingerprint(getattr(value, "__dict__", None), depth + 1))
-    return id(value)
-
-
-def _is_of_a_trace(key: object) -> bool:
-    """Whether an entry of a cache belongs to the class of a trace's tensors, which no eager call looks up."""
-    return isinstance(key, type) and issubclass(key, FakeTensor)
+def _may_change(value: object) -> bool:
+    """Whether a value outside of a function is one that the function may change."""
+    return isinstance(value, _PLAIN) or has_hidden_state(value)
 
 
 def plain_values_outside(function: Callable[..., Any]) -> dict[str, object]:
@@ -209,7 +199,7 @@ def plain_values_outside(function: Callable[..., Any]) -> dict[str, object]:
     inner = inspect.unwrap(function)
     if not isinstance(inner, FunctionType):
         return {}
-    return {n: _fingerprint(v) for n, v in _outer_values(inner).items() if isinstance(v, _PLAIN)}
+    return {n: fingerprint(v) for n, v in _outer_values(inner).items() if _may_change(v)}
 
 
 def _functions(module: nn.Module) -> list[FunctionType]:
@@ -252,14 +242,21 @@ def _has_attributes(item: object) -> bool:
 
 
 def _outer_values(function: FunctionType) -> dict[str, object]:
-    """Globals and variables of enclosing functions that `function` names."""
+    """What `function` names: globals, variables of enclosing functions, and what other modules of the user's hold."""
     found = {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
         except ValueError:  # a variable that has no value yet
             continue
+    for module in (v for v in [*found.values(), *map(sys.modules.get, function.__code__.co_names)] if _is_users(v)):
+        own = {n: vars(module)[n] for n in function.__code__.co_names if n in vars(module)}
+        found |= {f"{module.__name__}.{n}": v for n, v in own.items()}
     return found
+
+
+def _is_users(value: object) -> TypeGuard[ModuleType]:
+    return isinstance(value, ModuleType) and is_user_file(getattr(value, "__file__", None) or "")
 
 
 def _line_that_changes(name: str, module: nn.Module) -> str:
@@ -274,7 +271,7 @@ def _line_that_changes(name: str, module: nn.Module) -> str:
         except OSError:
             continue
         for offset, line in enumerate(lines):
-            if writes.search(line):
+            if writes.search(line) and not line.lstrip().startswith("def "):  # a default is no change
                 return f"{function.__code__.co_filename}:{start + offset}: {line.strip()}"
     return where(functions[0]) if functions else where(module)
 

@@ -258,7 +258,7 @@ def of_an_array(model, y, calls=np.zeros(1)):  # noqa: B008
 
 @pytest.mark.parametrize("body", [of_a_context, of_a_default, of_an_array])
 def test_a_step_that_depends_on_its_own_last_run_is_refused(body: Body) -> None:
-    with pytest.raises(CaptureError, match="runs") as caught:
+    with pytest.raises(CaptureError, match="runs|a Python value") as caught:
         capture(of(body))
     assert f"{__file__}:" in str(caught.value)
 
