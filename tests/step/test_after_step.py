@@ -263,6 +263,27 @@ def test_what_cannot_be_compiled_is_refused(make: Any, message: str, tmp_path: P
         ig.compile(ig.TrainStep(model, cross_entropy, optimizer, batch(), after_step=after), tmp_path / "net")
 
 
+class Scaled(nn.Linear):
+    """A layer with a factor that is a number in the forward."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * float(self.scale)
+
+
+def test_a_change_of_a_buffer_that_the_forward_reads_as_a_number_is_refused(tmp_path: Path) -> None:
+    """Also one that comes after more updates than verification makes."""
+    model = Scaled()
+    inputs = {"x": torch.randn(4, 5), "y": torch.randint(3, (4,))}
+    after = ig.every(100, lambda model: model.scale.mul_(0.5))
+    step = ig.TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters()), inputs, after_step=after)
+    with pytest.raises(CaptureError, match=r"float\(self.scale\)\n.*the buffer scale, which after_step changes"):
+        ig.compile(step, tmp_path / "net")
+
+
 @pytest.mark.parametrize("updates", [0, True, 1.5])
 def test_the_number_of_updates_is_a_positive_integer(updates: Any) -> None:
     with pytest.raises(CaptureError, match="must be a positive integer"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -98,6 +98,8 @@ class CapturedStep:
         output_names: names of the model's outputs, in order.
         value_names: names of the values that the loss function returns beside the loss; `train` returns them after the
             loss.
+        relied: for each buffer on whose values a Python decision or number of the programs relies, by its name in the
+            state, the user's line: they may not change.
     """
 
     step: TrainStep
@@ -106,6 +108,7 @@ class CapturedStep:
     inference: Mapping[str, Inference]
     output_names: tuple[str, ...]
     value_names: tuple[str, ...] = ()
+    relied: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def programs(self) -> list[ExportedProgram]:
@@ -210,7 +213,8 @@ def _capture(
         made |= {n: _entry(module, step, n, multiples, use) for n in step.own_entries if n in inference}
     for (_, name), line in use.dropped.items():
         warnings.warn(f"{line}: the compiled step does not set self.{name}, which no call reads", stacklevel=2)
-    return CapturedStep(step, call_of(step), train, made, outputs, names)
+    relied = {name_of(path): line for path, line in use.relied.items()}
+    return CapturedStep(step, call_of(step), train, made, outputs, names, relied)
 
 
 @contextmanager

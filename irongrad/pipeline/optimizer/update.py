@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 
@@ -39,6 +40,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     taken = {*step.inputs, *(n for names in entries.values() for n in names)}  # an entry may be left out
     inputs = {name: tensor.detach() for name, tensor in step.examples.items() if name in taken}
     after = trace_after(step)
+    _refuse_relied(joint.captured.relied, after)
     hypers = _hypers(joint, update, after)
     fixed = [*update.fixed, *(after.fixed if after is not None else ())]
     if clash := sorted(set(hypers) & set(inputs)):
@@ -191,6 +193,20 @@ def _counted_update(joint: JointStep, update: Update, count: Value) -> Function:
 
 def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new.to(old.dtype).reshape(old.shape)
+
+
+def _refuse_relied(relied: Mapping[str, str], after: AfterUpdate | None) -> None:
+    """Refuse an `after_step` that changes a buffer on whose values at capture a Python decision or number relies.
+
+    Raises:
+        CaptureError: there is one; names the line that relies on it.
+    """
+    for name in [r.name for r in after.results if r.name in relied] if after is not None else ():
+        raise CaptureError(
+            f"{relied[name]}\n  a Python decision or number depends on the values of the buffer "
+            f"{name.rpartition('.')[2]}, which after_step changes. Keep it a tensor, as in x * self.scale and "
+            "torch.where(condition, a, b)"
+        )
 
 
 def _joint_function(whole: Function, update: Update) -> Function:
