@@ -284,6 +284,19 @@ def test_a_change_of_a_buffer_that_the_forward_reads_as_a_number_is_refused(tmp_
         ig.compile(step, tmp_path / "net")
 
 
+def test_a_read_of_the_learning_rate_is_refused(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def shrink(model: Any) -> None:
+        model[3].bias.mul_(1 - optimizer.param_groups[0]["lr"])
+
+    step = ig.TrainStep(model, cross_entropy, optimizer, batch(), after_step=shrink)
+    with pytest.raises(CaptureError, match=r"test_after_step.py:\d+: .*\n  the step reads 'lr' of the optimizer"):
+        ig.compile(step, tmp_path / "net")
+    assert type(optimizer.param_groups[0]) is dict
+
+
 @pytest.mark.parametrize("updates", [0, True, 1.5])
 def test_the_number_of_updates_is_a_positive_integer(updates: Any) -> None:
     with pytest.raises(CaptureError, match="must be a positive integer"):

@@ -28,6 +28,7 @@ from irongrad.pipeline.capture.derivatives import evaluated, recorded_derivative
 from irongrad.pipeline.capture.eager_runs import run_twice
 from irongrad.pipeline.capture.einsum_paths import einsum_paths
 from irongrad.pipeline.capture.function_transforms import expand_transforms
+from irongrad.pipeline.capture.hyper_reads import hyper_reads_refused
 from irongrad.pipeline.capture.known_values import KnownValues, StateUse
 from irongrad.pipeline.capture.modes import exportable_modes, in_evaluation, mode, without_fast_path
 from irongrad.pipeline.capture.module_casts import casts_refused
@@ -162,12 +163,13 @@ def _captured(
 ) -> CapturedStep:
     """Export the step; if a call of it changes attributes, once more while these are watched."""
     try:
-        with unchanged(roots_of(step)):  # a refused forward leaves behind what it has set
+        # A refused forward leaves behind what it has set.
+        with unchanged(roots_of(step)), hyper_reads_refused(step.optimizers):
             return _capture(step, inference, names, synchronised, watches=False)
     except side_effects.ChangedAttributeError as error:
         changed = CaptureError(str(error))
     try:
-        with unchanged(roots_of(step)):
+        with unchanged(roots_of(step)), hyper_reads_refused(step.optimizers):
             return _capture(step, inference, names, synchronised, watches=True)
     except UserError as error:
         if isinstance(error.__cause__, UncapturedHigherOrderOpError):  # Dynamo does not trace what watches attributes

@@ -25,6 +25,7 @@ from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.graph.step_graph import Value
 from irongrad.operators.random import is_random
 from irongrad.pipeline.capture.hooks import untraceable
+from irongrad.pipeline.capture.hyper_reads import hyper_reads_refused
 from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.pipeline.optimizer.branches import along_all_ways
@@ -118,7 +119,14 @@ class _Trace:
         with mode:
             fakes = [torch.empty(t.shape, dtype=t.dtype) for t in self.tensors.values()]
             fakes.append(torch.zeros((), dtype=torch.int64))
-        with unchanged(roots_of(self.step)), mode, traceable_optimizers(), TracedCalls(), user_frames():
+        with (
+            unchanged(roots_of(self.step)),
+            hyper_reads_refused(self.step.optimizers),
+            mode,
+            traceable_optimizers(),
+            TracedCalls(),
+            user_frames(),
+        ):
             trace = make_fx(torch.func.functionalize(self._run), tracing_mode="real", record_stack_traces=True)
             graph = trace(*fakes, *symbols.values())
         merge_common_subexpressions(graph)

@@ -619,3 +619,18 @@ def test_a_line_in_a_package_is_named_with_the_line_that_called_it(name: str, li
 def test_a_line_in_a_package_alone_is_named() -> None:
     path, names = packaged()
     assert refusal(nn.Sequential(nn.Linear(6, 4), names["Layer"]())).startswith(f"{path}:6: return x")
+
+
+def test_a_hyperparameter_that_the_loss_reads() -> None:
+    """Each call of a compiled step may have another learning rate, and a trace would keep the optimizer's."""
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output, y) * optimizer.param_groups[0]["lr"]  # here
+
+    inputs = {"x": torch.randn(8, 6), "y": torch.zeros(8, dtype=torch.long)}
+    with pytest.raises(CaptureError, match="reads 'lr' of the optimizer") as caught:
+        capture(ig.TrainStep(model, loss, optimizer, inputs))
+    assert str(caught.value).startswith(line_of(loss))
+    assert type(optimizer.param_groups[0]) is dict
