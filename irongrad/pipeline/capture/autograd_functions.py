@@ -22,6 +22,7 @@ from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointFunction
 
 from irongrad.diagnostics import source_lines
 from irongrad.operators.decompositions.registry import LIBRARY, register_decomposition
@@ -102,6 +103,8 @@ def kept() -> Iterator[None]:
     """While open, each call of a Function that is not PyTorch's own becomes an operator with its backward."""
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            return _checkpointed(*args)
         if cls.__module__.partition(".")[0] == torch.__name__:
             return _plain_apply(cls, *args, **kwargs)
         if kwargs or cls.setup_context is not Function.setup_context:  # PyTorch too binds arguments in this case alone
@@ -118,6 +121,17 @@ def kept() -> Iterator[None]:
             yield
     finally:
         _apply.__code__ = before
+
+
+def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
+    """What `checkpoint(function, *args, use_reentrant=True)` computes.
+
+    Its forward runs without gradients, and a trace would keep that. Its backward runs if an argument needs a gradient,
+    and then parameters that `function` reads get theirs, too.
+    """
+    needs = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and needs):
+        return function(*args)
 
 
 def calls_functions(graph: torch.fx.GraphModule) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
 
 import irongrad as ig
 from irongrad.diagnostics import source_lines
@@ -427,3 +428,29 @@ def test_a_backward_gets_the_gradients_that_eager_gives_it(
     found = {r.name: t for r, t in zip(joint.joint.results, results, strict=True) if r.kind == "gradient"}
     model(step.inputs["x"]).backward()
     torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters()})
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("needs", [True, False])
+def test_a_reentrant_checkpoint_has_the_gradients_of_eager(*, needs: bool) -> None:
+    """It gives its own parameters none unless an argument needs one."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            inside = checkpoint(lambda t: self.second(t).tanh(), h if needs else x, use_reentrant=True)
+            return (h * inside).mean()
+
+    model = Checkpointed()
+    step = ig.TrainStep(model, None, torch.optim.SGD(model.parameters()), {"x": torch.randn(8, 4)})
+    joint = differentiate(capture(step))
+    values = {s.name: s.initial for s in joint.state} | dict(step.inputs)
+    results = joint.joint.graph(*(values[a.name] for a in joint.joint.arguments))
+    found = {r.name: t for r, t in zip(joint.joint.results, results, strict=True) if r.kind == "gradient"}
+    model(step.inputs["x"]).backward()
+    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert ("second.weight" in found) == needs
