@@ -36,10 +36,12 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOPK = torch.ops.aten.topk.default
 _CAST = torch.ops.aten._to_copy.default
 
-# Copies, and an operator whose second result is a floating-point mask. Others that only move values get noise, too: it
-# stands for that of what reads them.
+# Copies, an operator whose second result is a floating-point mask, and new tensors of one number: a binary
+# cross-entropy refuses labels above 1. Others that only move values get noise, too: it stands for that of what reads
+# them.
 _EXACT_OPERATORS = operators(Movement.COPY | Movement.OVERWRITE) | {
-    torch.ops.aten.multilabel_margin_loss_forward.default
+    *(getattr(torch.ops.aten, n).default for n in ("ones", "ones_like", "new_ones", "full", "full_like", "new_full")),
+    torch.ops.aten.multilabel_margin_loss_forward.default,
 }
 
 # Lookups of rows. A half-precision row gets no noise: it may be widened at once, as that of a table which is stored in

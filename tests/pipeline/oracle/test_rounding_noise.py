@@ -48,7 +48,7 @@ def test_what_hides_scores_is_equal_for_all(hides: float, kind: torch.dtype) -> 
 def test_large_sums_have_noise_of_their_own() -> None:
     with RoundingNoise(0):
         sums = torch.full((50, 20), 1e6).sum(1)
-    assert len(sums.unique()) > 10
+    assert len(sums.unique()) > 5
 
 
 def test_a_large_number_has_the_same_noise_in_all_that_works_on_single_elements() -> None:
