@@ -180,7 +180,7 @@ def test_training_has_noise_where_evaluation_refuses_it() -> None:
         (golden,) = runs_of(step)  # evaluation has a value in the run without noise alone
     plain = oracle.Spread(oracle.Values(golden.expected))
     run_eager(capture(step), step_graph(step), None, 1, None, plain.record)
-    assert golden.allowed["gradient/0/weight"] > 2 * plain.allowed("gradient/0/weight")
+    assert golden.allowed["gradient/0/weight"] > 1.2 * plain.allowed("gradient/0/weight")
 
 
 class Named(nn.Linear):
