@@ -38,18 +38,16 @@ def origin_along(tensor: Any, dimension: int) -> Origin:
     """What makes the unknown size of a tensor along a dimension."""
     while (before := _of_equal_sizes(tensor)) is not None:
         tensor = before
-    sizes = sizes_of_maker(tensor)
-    if sizes is None:
-        return tensor, dimension
-    return origin_of(sizes[sum(tensor.type.is_dynamic_dim(d) for d in range(dimension))])
+    size = size_for_maker(tensor, dimension)
+    return (tensor, dimension) if size is None else origin_of(size)
 
 
-def sizes_of_maker(tensor: Any) -> list[Any] | None:
-    """The unknown sizes of a tensor, if they are operands of the operation that makes it; else None."""
+def size_for_maker(tensor: Any, dimension: int) -> Any | None:
+    """The unknown size of a tensor along a dimension, if it is an operand of the operation that makes it; else None."""
     if producer_of(tensor) not in _NAME_SIZES:
         return None
-    unknown = sum(tensor.type.is_dynamic_dim(d) for d in range(tensor.type.rank))
-    return list(tensor.owner.operands)[-unknown:]
+    behind = sum(tensor.type.is_dynamic_dim(d) for d in range(dimension, tensor.type.rank))
+    return list(tensor.owner.operands)[-behind]
 
 
 def room_of(tensor: Any) -> Any:

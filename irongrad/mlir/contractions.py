@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from iree.compiler import ir
 
 from irongrad.mlir.letters import is_zero
-from irongrad.mlir.linalg import GENERIC, inputs_of, is_known_but_first
+from irongrad.mlir.linalg import GENERIC, has_known_sizes, inputs_of, is_known_but_first
 from irongrad.mlir.transposes import copied
 from irongrad.mlir.walk import inside
 
@@ -63,7 +63,7 @@ def _widen_before(operation: Any) -> None:
 
 def is_sum_of_products(operation: Any) -> bool:
     """Whether a `linalg.generic` adds products of two tensors of float32 of known sizes, beginning at zero."""
-    return all(value.type.has_static_shape for value in operation.operands) and _adds_products(operation)
+    return has_known_sizes(operation) and _adds_products(operation)
 
 
 def _adds_products(operation: Any) -> bool:

@@ -54,6 +54,11 @@ def readers_of(value: Any) -> Iterator[Any]:
             yield reader
 
 
+def has_known_sizes(operation: Any) -> bool:
+    """Whether all sizes of an operation's tensors are known."""
+    return all(value.type.has_static_shape for value in operation.operands)
+
+
 def is_known_but_first(kind: Any) -> bool:
     """Whether all sizes of a tensor are known, or all but that of its first dimension."""
     return not any(kind.is_dynamic_dim(d) for d in range(1, len(kind.shape)))

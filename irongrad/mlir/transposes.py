@@ -7,7 +7,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from irongrad.mlir.any_size import room_of, sizes_of_maker
+from irongrad.mlir.any_size import room_of, size_for_maker
 from irongrad.mlir.linalg import GENERIC, inputs_of
 
 # A tensor, and the letters of its dimensions.
@@ -52,9 +52,8 @@ def size_along(value: Any, dimension: int) -> Any:
 
     An operation that makes the tensor, or its memory, has the size as an operand: tensor.dim would read the tensor.
     """
-    room = room_of(value)
-    if (sizes := sizes_of_maker(room)) is not None:
-        return sizes[sum(room.type.is_dynamic_dim(d) for d in range(dimension))]
+    if (size := size_for_maker(room_of(value), dimension)) is not None:
+        return size
     index = ir.IndexType.get()
     place = ir.Operation.create("arith.constant", [index], [], {"value": ir.IntegerAttr.get(index, dimension)}).result
     return ir.Operation.create("tensor.dim", [index], [value, place]).result

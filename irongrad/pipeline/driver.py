@@ -47,17 +47,15 @@ from irongrad.pipeline.memory_budget import (
     asked_budget,
     begun,
     budget_of,
-    check_budget,
     check_limits,
     tightened,
 )
 from irongrad.pipeline.memory_report import limits_of_all, memory_of_all, usages_of_all
 from irongrad.pipeline.optimizer.sharded_update import sharded
-from irongrad.pipeline.options import Options, check_choices, make_options
+from irongrad.pipeline.options import Options, check_options, make_options
 from irongrad.pipeline.oracle.alternating_steps import Alternation
 from irongrad.pipeline.oracle.background_runs import AllExpected, Runs, first_runs
 from irongrad.pipeline.package import Artifact, Modules, Origin, package, write_state
-from irongrad.pipeline.place.parts import check_parts
 from irongrad.pipeline.place.placed_modules import PlacedModules, without_loops
 from irongrad.pipeline.place.placed_step import placed
 from irongrad.pipeline.step_record import step_record
@@ -66,7 +64,6 @@ from irongrad.pipeline.tuned_products import choices_of_products, with_forms
 from irongrad.pipeline.tuned_step import is_tuned, keep_faster, step_times
 from irongrad.pipeline.tuning_budget import TuningBudget
 from irongrad.runtime.devices import is_local
-from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import UNTUNED
 from irongrad.runtime.memory import clear_early, keep_freed_memory
 from irongrad.runtime.scratch import scratch_directory
@@ -150,7 +147,7 @@ def _with(step: TrainStep | Steps, **changed: Any) -> TrainStep | Steps:
 def build(step: TrainStep | Steps, options: Options) -> Build:
     """Run every stage: `capture`, those of the front up to the step graph, and then those of `_compiled`."""
     steps = named_steps(step)
-    _check(steps, options)
+    check_options(steps, options)
     run = BuildRun(options, last=[*steps][-1], watch=_stopwatch(options))
     with (
         run.errors(step),
@@ -197,21 +194,6 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         if entry is not None and entry.keep(artifact, record):
             run.key = entry.key
     return run.result()
-
-
-def _check(steps: Mapping[str, TrainStep], options: Options) -> None:
-    """Refuse options that do not go with the steps.
-
-    Raises:
-        UserError: they do not.
-    """
-    for one in steps.values():
-        check_choices(one, options.passes, options.route)
-        if options.parts:
-            check_parts(options.parts, one)
-    if options.parts and len(steps) > 1:
-        raise UserError("place does not work with several steps over one state: compile each step by itself")
-    check_budget(steps, options.passes)
 
 
 def _whole(graphs: Mapping[str, StepGraph], options: Options) -> Mapping[str, StepGraph]:

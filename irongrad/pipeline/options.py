@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,8 @@ from irongrad.pipeline.capture.sync_batch_norm import Synchronised
 from irongrad.pipeline.choices import Choices, completed, declared
 from irongrad.pipeline.iree.phases import check_disabled, module_passes
 from irongrad.pipeline.lower.routes import known_route
-from irongrad.pipeline.memory_budget import asked_budget
-from irongrad.pipeline.place.parts import Part, parts_of
+from irongrad.pipeline.memory_budget import asked_budget, check_budget
+from irongrad.pipeline.place.parts import Part, check_parts, parts_of
 from irongrad.runtime.byte_sizes import bytes_in
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import STACKED
@@ -198,6 +198,21 @@ def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:
         )
     route = known_route(choices["route"])
     return chosen_passes(choices["opt_level"], choices["passes"], disabled, choices["max_memory"], route)
+
+
+def check_options(steps: Mapping[str, TrainStep], options: Options) -> None:
+    """Refuse options that do not go with the steps.
+
+    Raises:
+        UserError: one of the steps does not allow them, or several steps together do not.
+    """
+    for one in steps.values():
+        check_choices(one, options.passes, options.route)
+        if options.parts:
+            check_parts(options.parts, one)
+    if options.parts and len(steps) > 1:
+        raise UserError("place does not work with several steps over one state: compile each step by itself")
+    check_budget(steps, options.passes)
 
 
 def check_choices(step: TrainStep, passes: Sequence[Pass], route: str) -> None:

@@ -30,7 +30,7 @@ _OF_ITERATORS = ("itertools", "builtins")
 
 def fingerprint(value: object, depth: int = 0) -> object:
     """What tells whether a value has changed."""
-    if isinstance(value, (bool, int, float, str, type(None))):
+    if isinstance(value, NUMBERS):
         return (type(value).__name__, repr(value))
     if isinstance(value, bytes):
         return hash(value)

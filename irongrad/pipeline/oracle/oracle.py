@@ -167,18 +167,8 @@ def golden_runs(
     def run(seed: int | None) -> None:
         # Later runs are made when a compiled step is verified.
         is_alone = not exact.arrays.keys().isdisjoint(spread.largest)
-        run_eager(
-            captured,
-            graph,
-            None,
-            steps,
-            seed,
-            checked(spread.record),
-            None,
-            variant,
-            is_alone=is_alone,
-            note=spread.ended.append,
-        )
+        given = captured, graph, None, steps, seed, checked(spread.record), None, variant
+        run_eager(*given, is_alone=is_alone, note=spread.ended.append)
 
     for allowed in spread.widened_by(run, elements):
         golden = Golden(steps, oracle, inputs, exact.arrays, allowed, later=later, moves=moves)

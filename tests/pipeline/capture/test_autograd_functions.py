@@ -357,6 +357,18 @@ def test_a_backward_that_leaves_gradients_in_parameters_is_refused_with_the_way_
         assert_gradients_are_those_of_eager(Layers())
 
 
+def gradients_of_eager(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of a model that returns its loss, in its joint graph; those of eager have to be the same."""
+    step = ig.TrainStep(model, None, torch.optim.SGD(model.parameters()), {"x": torch.randn(8, 4)})
+    joint = differentiate(capture(step))
+    values = {s.name: s.initial for s in joint.state} | dict(step.inputs)
+    results = joint.joint.graph(*(values[a.name] for a in joint.joint.arguments))
+    found = {r.name: t for r, t in zip(joint.joint.results, results, strict=True) if r.kind == "gradient"}
+    model(step.inputs["x"]).backward()
+    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    return found
+
+
 class OfBothOutputs(torch.autograd.Function):
     """Its backward has a term of the gradient of each output."""
 
@@ -421,13 +433,7 @@ def test_a_backward_gets_the_gradients_that_eager_gives_it(
             return loss(*function.apply(super().forward(x)))
 
     model = Whole(4, 3)
-    step = ig.TrainStep(model, None, torch.optim.SGD(model.parameters()), {"x": torch.randn(8, 4)})
-    joint = differentiate(capture(step))
-    values = {s.name: s.initial for s in joint.state} | dict(step.inputs)
-    results = joint.joint.graph(*(values[a.name] for a in joint.joint.arguments))
-    found = {r.name: t for r, t in zip(joint.joint.results, results, strict=True) if r.kind == "gradient"}
-    model(step.inputs["x"]).backward()
-    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters()})
+    assert gradients_of_eager(model).keys() == dict(model.named_parameters()).keys()
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
@@ -446,11 +452,4 @@ def test_a_reentrant_checkpoint_has_the_gradients_of_eager(*, needs: bool) -> No
             return (h * inside).mean()
 
     model = Checkpointed()
-    step = ig.TrainStep(model, None, torch.optim.SGD(model.parameters()), {"x": torch.randn(8, 4)})
-    joint = differentiate(capture(step))
-    values = {s.name: s.initial for s in joint.state} | dict(step.inputs)
-    results = joint.joint.graph(*(values[a.name] for a in joint.joint.arguments))
-    found = {r.name: t for r, t in zip(joint.joint.results, results, strict=True) if r.kind == "gradient"}
-    model(step.inputs["x"]).backward()
-    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    assert ("second.weight" in found) == needs
+    assert ("second.weight" in gradients_of_eager(model)) == needs

@@ -139,7 +139,7 @@ def runs_of(step: ig.TrainStep) -> list[Golden]:
     return list(oracle.golden_runs(capture(step), step_graph(step), 1))
 
 
-@pytest.mark.parametrize(("precision", "error"), [("f32", 1e-4), ("bf16", 0.3)])
+@pytest.mark.parametrize(("precision", "error"), [("f32", 1e-4), ("bf16", 0.2)])
 def test_noise_reaches_attention_over_padded_rows(precision: str, error: float) -> None:
     """PyTorch's fast path in evaluation makes nested tensors, to which no noise can be added.
 
@@ -155,6 +155,7 @@ def test_noise_reaches_attention_over_padded_rows(precision: str, error: float) 
         def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
             return self.encoder(x, src_key_padding_mask=padded)
 
+    torch.manual_seed(0)
     model = Encoder()
     padded = torch.tensor([[False, False, True], [False, False, False]])
     inputs = {"x": torch.randn(2, 3, 4), "padded": padded, "y": torch.randn(2, 3, 4)}
@@ -165,6 +166,12 @@ def test_noise_reaches_attention_over_padded_rows(precision: str, error: float) 
     assert max(runs[-1].allowed.values()) < error
 
 
+def step_of(model: nn.Module) -> ig.TrainStep:
+    """A step of a model of three inputs and outputs."""
+    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
+    return ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+
+
 def test_training_has_noise_where_evaluation_refuses_it() -> None:
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -173,14 +180,13 @@ def test_training_has_noise_where_evaluation_refuses_it() -> None:
                 h = h + nn.functional.binary_cross_entropy((x * 0 + 20).sigmoid(), torch.ones_like(x))
             return h
 
-    model = Model(3, 3)
-    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
-    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    torch.manual_seed(0)
+    step = step_of(Model(3, 3))
     with pytest.warns(UserWarning, match=r"fails before eval/0/ if .* \(RuntimeError: all elements of input should be"):
         (golden,) = runs_of(step)  # evaluation has a value in the run without noise alone
     plain = oracle.Spread(oracle.Values(golden.expected))
     run_eager(capture(step), step_graph(step), None, 1, None, plain.record)
-    assert golden.allowed["gradient/0/weight"] > 1.2 * plain.allowed("gradient/0/weight")
+    assert golden.allowed["gradient/0/weight"] > 2 * plain.allowed("gradient/0/weight")
 
 
 class Named(nn.Linear):
@@ -319,8 +325,6 @@ def test_a_step_that_no_noisy_run_survives_says_that_its_tolerances_come_from_on
                 h = h + nn.functional.binary_cross_entropy((x * 0 + 20).sigmoid(), torch.ones_like(x))
             return h
 
-    model = Model(3, 3)
-    inputs = {"x": torch.randn(4, 3), "y": torch.randn(4, 3)}
-    step = ig.TrainStep(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    step = step_of(Model(3, 3))
     with pytest.warns(UserWarning, match=r"fails before loss/0/ if .* \(RuntimeError: all elements of input should be"):
         assert len(runs_of(step)) == 1

@@ -24,6 +24,7 @@ from iree.compiler import ir
 from irongrad.mlir.contractions import Dimension, dimensions_of, sums_of_products_in
 from irongrad.mlir.halves import half_source
 from irongrad.mlir.letters import dimensions_in, lettered_source, zero_padding
+from irongrad.mlir.linalg import has_known_sizes
 from irongrad.mlir.transposes import Lettered
 
 # The most columns of a kernel: the code of all of them is written one after the other.
@@ -104,8 +105,7 @@ def filters_in(module: ir.Module) -> Iterator[Filter]:
     Each may be replaced before the next is asked for: one may read another.
     """
     for operation in sums_of_products_in(module):
-        is_known = all(value.type.has_static_shape for value in operation.operands)
-        if is_known and (found := _filter_of(operation)) is not None:
+        if has_known_sizes(operation) and (found := _filter_of(operation)) is not None:
             yield found
 
 

@@ -13,6 +13,7 @@ from iree.compiler.dialects import arith, flow
 from irongrad.memory_model.product_tiles import Tile, window_tile_for
 from irongrad.mlir.halves import rounding
 from irongrad.mlir.kernels import Kernels
+from irongrad.mlir.loop_code import constant
 from irongrad.mlir.transposes import read_instead, unknown_sizes
 from irongrad.passes.base import PassResult
 from irongrad.passes.module.matmul_kernels.operands import in_blocks
@@ -102,8 +103,7 @@ def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> No
 
 def _rows_of(windows: Windows, images: Any) -> Any:
     """The number of rows of a product of the windows of so many images, at the current insertion point."""
-    index = ir.IndexType.get()
-    return arith.muli(images, arith.constant(index, ir.IntegerAttr.get(index, windows.rows_of_image)))
+    return arith.muli(images, constant(windows.rows_of_image))
 
 
 PASS = ConvolutionKernels

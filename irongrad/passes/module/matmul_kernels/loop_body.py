@@ -115,7 +115,7 @@ class LoopBody:
         None, too, unless each iteration reads a row that exists. Of an unknown number of iterations, it does: MLIR
         leaves undefined what a slice is that lies outside.
         """
-        if getattr(value.owner, "name", "") != _SLICE or _unknown_numbers(value.owner, "offsets") != 1:
+        if getattr(value.owner, "name", "") != _SLICE or _unknown_offsets(value.owner) != 1:
             return None
         stack, index = list(value.owner.operands)[:2]
         step = step_of(index, self.loop)
@@ -214,11 +214,9 @@ def _has_rows_of_batch(body: LoopBody, operations: Sequence[Any]) -> bool:
     """Whether carried values have the batch's rows, and slices whose size is not known have all of them."""
     if body.batch is not None:
         return all(c.argument.type.shape[0] == body.batch for c in body.carries)
-    rows = origin_along(body.rows, 0)
     sizes = [size for op in operations if op.name in (_SLICE, _INSERT) for size in op.opview.sizes]
-    equal = all(origin_along(c.argument, 0) == rows for c in body.carries if c.argument.type.is_dynamic_dim(0))
-    known = any(not c.argument.type.is_dynamic_dim(0) for c in body.carries)
-    return equal and not known and all(origin_of(size) == rows for size in sizes)
+    rows = origin_along(body.rows, 0)
+    return all(_has_as_many_rows(c.argument, body) for c in body.carries) and all(origin_of(s) == rows for s in sizes)
 
 
 def _is_by_rows(body: LoopBody) -> bool:
@@ -275,9 +273,12 @@ def _has_all_rows(value: Any, body: LoopBody) -> bool:
     """Whether a matrix has a row for each of the batch. One of an iteration has, if its number of rows is not known."""
     if body.batch is not None:
         return bool(value.type.shape[0] == body.batch)
-    if not value.type.is_dynamic_dim(0):
-        return False
-    return not body.is_outside(value) or origin_along(value, 0) == origin_along(body.rows, 0)
+    return _has_as_many_rows(value, body) if body.is_outside(value) else bool(value.type.is_dynamic_dim(0))
+
+
+def _has_as_many_rows(value: Any, body: LoopBody) -> bool:
+    """Whether a matrix has the batch's number of rows for certain, which is not known."""
+    return bool(value.type.is_dynamic_dim(0)) and origin_along(value, 0) == origin_along(body.rows, 0)
 
 
 def _is_shared(value: Any, body: LoopBody) -> bool:
@@ -328,7 +329,7 @@ def _is_empty(value: Any) -> bool:
 def _written(argument: Any, value: Any, loop: Any) -> Step | None:
     """The row of `argument` that `value` replaces, if nothing else reads `argument`; None unless each row is once."""
     owner, trips = value.owner, constant_of(loop.operands[1])
-    if getattr(owner, "name", "") != _INSERT or _unknown_numbers(owner, "offsets") != 1:
+    if getattr(owner, "name", "") != _INSERT or _unknown_offsets(owner) != 1:
         return None
     if owner.operands[1] != argument:
         return None
@@ -359,15 +360,15 @@ def _is_whole_row(operation: Any, stack: Any) -> bool:
 def _is_whole_columns(operation: Any, part: Any) -> bool:
     """Whether a slice of known place is columns of a matrix, with all of their rows; `part` is the slice's type."""
     whole = operation.operands[1].type if operation.name == _INSERT else operation.operands[0].type
-    if _unknown_numbers(operation, "offsets") or part.rank != 2 or whole.rank != 2 or whole.is_dynamic_dim(1):
+    if _unknown_offsets(operation) or part.rank != 2 or whole.rank != 2 or whole.is_dynamic_dim(1):
         return False
     offsets, sizes, strides = (_static(operation, f"static_{x}") for x in ("offsets", "sizes", "strides"))
     return offsets[0] == 0 and sizes == [whole.shape[0], part.shape[1]] and strides == [1, 1]
 
 
-def _unknown_numbers(operation: Any, of: str) -> int:
-    """How many of a slice's offsets, sizes or strides are known at run time alone."""
-    return len(getattr(operation.opview, of))
+def _unknown_offsets(operation: Any) -> int:
+    """How many offsets of a slice are known at run time alone."""
+    return len(operation.opview.offsets)
 
 
 def _static(operation: Any, name: str) -> list[int]:

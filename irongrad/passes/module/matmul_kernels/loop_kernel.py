@@ -15,11 +15,7 @@ from typing import Any
 from iree.compiler import ir
 
 from irongrad.mlir.walk import BOUNDS
-from irongrad.passes.module.matmul_kernels.loop_body import (
-    LoopBody,
-    Piece,
-    pieces_of,
-)
+from irongrad.passes.module.matmul_kernels.loop_body import LoopBody, Piece, pieces_of
 from irongrad.passes.module.matmul_kernels.loop_steps import Step
 from irongrad.passes.module.matmul_kernels.products import Product
 from irongrad.passes.module.matmul_kernels.tiling import Matrix

@@ -147,12 +147,11 @@ def _launch(kernel: LoopKernel, kernels: Kernels[LoopKernel]) -> None:
     loop = kernel.body.loop
     with loop.location, ir.InsertionPoint(loop):
         given = [*kernel.read, *(p.right for p in kernel.products)]
-        sizes = [] if kernel.body.size is None else [kernel.body.size]
         rows = [] if kernel.body.rows is None else [size_along(kernel.body.rows, 0)]
+        sizes = rows if kernel.body.size is None else [kernel.body.size, *rows]
         of_given = [size for value in given for size in unknown_sizes(value)]
         of_made = [size for value in list(loop.operands)[BOUNDS:] for size in unknown_sizes(value)]
         of_made += rows * (len(kernel.made) - len(loop.results))
-        sizes += rows
         made = flow.DispatchOp(
             kernel.made, sizes, kernels.entry_point(kernel), [*given, *sizes], of_given, of_made
         ).results
