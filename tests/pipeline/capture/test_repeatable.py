@@ -258,7 +258,11 @@ def of_an_array(model, y, calls=np.zeros(1)):  # noqa: B008
 
 @pytest.mark.parametrize(
     ("body", "reason"),
-    [(of_a_context, "two eager runs"), (of_a_default, "changes calls, a Python"), (of_an_array, "changes calls, a Python")],
+    [
+        (of_a_context, "two eager runs"),
+        (of_a_default, "changes calls, a Python"),
+        (of_an_array, "changes calls, a Python"),
+    ],
 )
 def test_a_step_that_depends_on_its_own_last_run_is_refused(body: Body, reason: str) -> None:
     with pytest.raises(CaptureError, match=reason) as caught:

@@ -93,7 +93,7 @@ def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> No
     with last.location, ir.InsertionPoint(last):
         kind = ir.RankedTensorType.get([of[x] for x in letters], of_result.element_type)
         images = unknown_sizes(product.left[0])
-        size = [_rows_of(windows, *images)] if images else []
+        size = _unknown_rows(windows, images)
         given = [product.left[0], right, *size]
         result = flow.DispatchOp([kind], size, kernels.entry_point(kernel), given, images, images).results[0]
         read_instead(last.results[0], (result, letters), windows.result)
@@ -101,9 +101,10 @@ def _launch(windows: Windows, tile: Tile, kernels: Kernels[ProductKernel]) -> No
         done.erase()
 
 
-def _rows_of(windows: Windows, images: Any) -> Any:
-    """The number of rows of a product of the windows of so many images, at the current insertion point."""
-    return arith.muli(images, constant(windows.rows_of_image))
+def _unknown_rows(windows: Windows, images: list[Any]) -> list[Any]:
+    """The number of rows of a product of the windows of so many images, at the current insertion point, if unknown."""
+    of_image = windows.rows_of_image
+    return [] if of_image is None else [arith.muli(number, constant(of_image)) for number in images]
 
 
 PASS = ConvolutionKernels
