@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from irongrad.cli.measured_choices import print_tuning
 from irongrad.runtime.checkpoint import read
 from irongrad.runtime.commands import command_line, training_script
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.golden import read_golden
 from irongrad.runtime.initial_state import initial_state
 from irongrad.runtime.integrity import check_files
 from irongrad.runtime.manifest import (
@@ -55,13 +56,16 @@ def command(
 ) -> None:
     """Show what the artifact in DIRECTORY holds, and how to run it with iree-run-module."""
     manifest = read_manifest(directory)
-    check_files(manifest, directory, tuple(manifest.files))
+    here = tuple(name for name in manifest.files if (directory / name).exists())
+    check_files(manifest, directory, here)
     state = read(checkpoint, manifest) if checkpoint is not None else initial_state(directory, base)
     values = {s.name: state[s.name].tolist() for s in manifest.state if s.role in _SHOWN}
+    runnable = replace(manifest, targets=tuple(t for t in manifest.targets if t.file in here) or manifest.targets)
     alone = manifest.all_entry_points if manifest.placement is None else ()
-    commands = {e.symbol: command_line(manifest, directory, e.symbol, base) for e in alone}
+    goldens = {step: read_golden(directory / file) for step, file in manifest.golden_files.items() if file in here}
+    commands = {e.symbol: command_line(runnable, directory, e.symbol, base, goldens.get(e.step)) for e in alone}
     trains = [e.symbol for e in manifest.all_entry_points if e.name == TRAIN_AND_EXPORT]
-    scripts = {symbol: training_script(manifest, directory, symbol, base) for symbol in trains}
+    scripts = {symbol: training_script(runnable, directory, symbol, base) for symbol in trains}
     if as_json:
         report: dict[str, Any] = json.loads(msgspec.json.encode(manifest))
         signatures = {e.symbol: e.signature for e in manifest.all_entry_points}
@@ -86,7 +90,7 @@ def command(
         console.rule("chosen by measurement", align="left")
         print_tuning(manifest)
     _state(manifest, values)
-    _files(manifest)
+    _files(manifest, here)
     if commands:
         console.rule("commands", align="left")
     for text in commands.values():
@@ -210,7 +214,7 @@ def _state(manifest: Manifest, values: Mapping[str, object]) -> None:
         console.print(f"random numbers: drawn from Philox 4x32-10 with seed {manifest.seed}", highlight=False)
 
 
-def _files(manifest: Manifest) -> None:
+def _files(manifest: Manifest, here: Sequence[str]) -> None:
     console.rule("targets and files", align="left")
     console.print(f"identity: {manifest.digest}", highlight=False, soft_wrap=True)
     for target in manifest.targets:
@@ -222,7 +226,7 @@ def _files(manifest: Manifest) -> None:
         console.print(f"    IREE {target.compiler}: {' '.join(target.flags)}", style="dim", soft_wrap=True)
     table = Table("file", "bytes", "sha256", box=None)
     for name, spec in manifest.files.items():
-        table.add_row(name, f"{spec.size:,}", spec.sha256)
+        table.add_row(name, f"{spec.size:,}", spec.sha256 if name in here else "not here")
     console.print(table)
     passes = ", ".join(manifest.passes) or "none"
     console.print(f"route: {manifest.route}; passes: {passes}", highlight=False)

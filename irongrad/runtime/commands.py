@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.golden import Golden
 from irongrad.runtime.manifest import (
     BASE_SCOPE,
     CHECKPOINT_HEADER,
@@ -35,7 +37,7 @@ _ELEMENT_TYPES = {
     "bool": "i1",
 }
 
-# The size of every varying dimension in a command for pasting; `train_steps` then runs three steps.
+# The size of a varying dimension in a command for pasting, unless an example is known; `train_steps` runs three steps.
 EXAMPLE_SIZE = 3
 
 
@@ -52,6 +54,7 @@ def run_module(
     device: str | None = None,
     outputs: Mapping[str, Path] | None = None,
     size: int = EXAMPLE_SIZE,
+    sizes: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Build the argument list that runs `entry` with iree-run-module.
 
@@ -69,6 +72,7 @@ def run_module(
         device: an IREE device URI; the target's own by default.
         outputs: .npy files to write, by output name; an output without a file is printed.
         size: the size of varying dimensions; for `train_steps`, the number of steps.
+        sizes: the sizes of varying dimensions that have another, by name.
 
     Raises:
         KeyError: there is no entry point `entry`.
@@ -96,7 +100,8 @@ def run_module(
         *(f"--parameters={scope}={file}" for scope, file in _states(manifest, directory, state, base)),
         f"--function={point.symbol}",
     ]
-    command += [f"--input={_input(spec, inputs or {}, size)}" for spec in point.inputs]
+    specs = [_sized(spec, sizes or {}) for spec in point.inputs]
+    command += [f"--input={_input(spec, inputs or {}, size)}" for spec in specs]
     command += [f"--input={_hyper(point, name, view, hypers or {}, size)}" for name in point.hypers]
     if outputs:
         command += [f"--output=@{outputs[s.name]}" if s.name in outputs else "--output=-" for s in point.outputs]
@@ -111,9 +116,27 @@ def _states(manifest: Manifest, directory: Path, state: Path | None, base: Path 
     return [*shared, *([] if state is None else [(SCOPE, state)]), *own]
 
 
-def command_line(manifest: Manifest, directory: Path, entry: str, base: Path | None = None) -> str:
-    """Return a ready-to-paste command line for `entry`, with placeholder inputs."""
-    return shlex.join(run_module(manifest, directory, entry, base=base))
+def command_line(
+    manifest: Manifest, directory: Path, entry: str, base: Path | None = None, golden: Golden | None = None
+) -> str:
+    """Return a ready-to-paste command line for `entry`, with placeholder inputs of the sizes of `golden`."""
+    sizes = {} if golden is None else _example_sizes(manifest, entry, golden)
+    return shlex.join(run_module(manifest, directory, entry, base=base, sizes=sizes))
+
+
+def _example_sizes(manifest: Manifest, entry: str, golden: Golden) -> dict[str, int]:
+    """The sizes of the varying dimensions in the example's inputs, by name: the step accepts them together."""
+    point = manifest.exported(entry)
+    assert point is not None
+    keys = {point.key(spec.name): spec.shape for spec in point.inputs}
+    known = [(keys[key], value.shape) for key, value in golden.inputs.items() if key in keys]
+    # The example lacks the first dimension of stacked inputs.
+    pairs = (pair for named, own in known for pair in zip(reversed(named), reversed(own), strict=False))
+    return {name: size for name, size in pairs if isinstance(name, str)}
+
+
+def _sized(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    return replace(spec, shape=tuple(sizes.get(d, d) if isinstance(d, str) else d for d in spec.shape))
 
 
 def training_script(manifest: Manifest, directory: Path, entry: str, base: Path | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -237,6 +238,13 @@ def test_a_pasted_command_runs_through_a_shell(project):
     for entry in ("train_step", "train_steps", "predict"):
         result = subprocess.run(report["commands"][entry], shell=True, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
+
+
+def test_inspect_shows_which_files_were_not_copied(project, tmp_path):
+    device = tmp_path / "device"
+    shutil.copytree(project / "build", device, ignore=shutil.ignore_patterns("*.mlirbc", "*.gz"))
+    lines = irongrad("inspect", device).splitlines()
+    assert {line.split()[0] for line in lines if "not here" in line} == {"step.mlirbc", "analysis.json.gz"}
 
 
 def test_verify_passes_on_a_right_artifact(project):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import irongrad as ig
+from irongrad.cli import inspect
 from irongrad.cli.train import command
 from irongrad.runtime import Session
 from irongrad.runtime.errors import GuardError
@@ -110,3 +112,10 @@ def test_arrays_of_another_rank_are_refused(artifacts: dict[str, Path], tmp_path
     np.savez(tmp_path / "flat.npz", x=np.zeros((8, 2), np.float32), y=np.zeros(8, np.int64))
     with pytest.raises(GuardError, match=r"x is float32\[8, 2\], the step takes float32\[N, T, 2\]"):
         _train(artifacts["any size"], "--data", tmp_path / "flat.npz")
+
+
+def test_a_pasted_command_has_sizes_that_the_step_accepts(tmp_path: Path) -> None:
+    ig.compile(_step(constraints=["4 <= T"]), tmp_path / "step", entry_points=("train_step", "train_steps", "predict"))
+    result = CliRunner().invoke(inspect.command, [str(tmp_path / "step"), "--json"], catch_exceptions=False)
+    for command_line in json.loads(result.stdout)["commands"].values():
+        subprocess.run(command_line, shell=True, check=True)
