@@ -30,6 +30,8 @@ def _times(choice: ChoiceSpec) -> str:
 
 
 def _summary(tuning: TuningSpec) -> str:
+    if not tuning.measured and not tuning.left_out:
+        return "not tuned: no product, convolution or attention of known sizes here has several forms"
     text = f"tuned within {tuning.budget} s: {tuning.measured} computations measured"
     if tuning.left_out:
         text += f", {tuning.left_out} not, for lack of time: they have their default forms"

@@ -162,7 +162,7 @@ def _print(found: Profile, peaks: Machine | None) -> None:
         highlight=False,
     )
     if found.overhead < 0:
-        console.print("profiling took less than no time, so the machine's speed changed between the two measurements")
+        console.print("calls with profiling were faster, so the machine's speed changed between the two measurements")
     if busy := said(found.others):
         console.print(f"{busy}: the times may be too long", highlight=False)
     console.print(

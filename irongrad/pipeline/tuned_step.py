@@ -135,7 +135,8 @@ def keep_faster(tuned: Artifact, untuned: Artifact | None, times: StepTimes | No
     better = tuned if untuned is None or keeps_tuned else untuned
     choices = tuned.manifest.tuned if keeps_tuned else tuple(map(_as_default, tuned.manifest.tuned))
     kept = TUNED if keeps_tuned else UNTUNED
-    about = TuningSpec(int(budget.seconds), len(choices), budget.left_out, times, kept)
+    measured = {(choice.target, choice.what) for choice in choices}  # functions share the times of equal computations
+    about = TuningSpec(int(budget.seconds), len(measured), budget.left_out, times, kept)
     manifest = replace(better.manifest, tuned=choices, tuning=about, base_file=tuned.manifest.base_file)
     with staged(tuned.directory) as staging:
         shutil.copytree(better.directory, staging, dirs_exist_ok=True)
