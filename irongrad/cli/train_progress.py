@@ -23,13 +23,12 @@ class Display:
     def __init__(self, epochs: int | None, *, quiet: bool) -> None:
         """
         Args:
-            epochs: the number of epochs, if training ends with one.
+            epochs: the number of epochs that are still to end, if training ends with one.
             quiet: whether to show nothing.
         """
         self._epochs, self._quiet = epochs, quiet
         self._progress = Progress(_Line(), console=console, disable=quiet)
         self._task: TaskID | None = None
-        self._number = 0
 
     def __enter__(self) -> Display:
         self._progress.__enter__()
@@ -54,8 +53,7 @@ class Display:
 
     def _stepped(self, step: Stepped) -> None:
         if self._task is None:
-            self._number += 1
-            self._task = self._added_task()
+            self._task = self._added_task(step.epoch)
             self._sums: dict[str, float] = {}
             self._count = 0
         for name, value in {"loss": step.loss, **step.values}.items():
@@ -69,11 +67,11 @@ class Display:
         pace = f"{self._samples / seconds:,.0f} samples/s"
         self._progress.update(self._task, advance=1, means=means, pace=pace, left=left)
 
-    def _added_task(self) -> TaskID:
-        total = "" if self._epochs is None else f"/{self._epochs}"
+    def _added_task(self, epoch: int) -> TaskID:
+        total = "" if self._epochs is None else f"/{self._started.epoch + self._epochs}"
         texts: dict[str, Any] = dict.fromkeys(_TEXTS, "")
         return self._progress.add_task(
-            f"epoch {self._number}{total}", total=self._started.per_epoch, completed=self._batch, **texts
+            f"epoch {epoch + 1}{total}", total=self._started.per_epoch, completed=self._batch, **texts
         )
 
 

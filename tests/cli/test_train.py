@@ -185,6 +185,15 @@ def test_a_narrow_terminal_loses_what_matters_least(
     assert [text for text in ("samples/s", " left") if text in line] == shown
 
 
+def test_a_resumed_run_goes_on_with_the_numbers_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr("irongrad.cli.train_progress.console", Console(file=written, width=80))
+    with Display(4, quiet=False) as display:
+        display(Started(25, 2, 5, 60, 10))
+        display(Stepped(26, 2, 0.5, {}, {"lr": 0.1}, 16, 0.1))
+    assert written.getvalue().startswith("epoch 3/6 ")
+
+
 def start(artifact: Path, data: Path, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "irongrad", "train", artifact, "--data", data, *map(str, arguments)],
