@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,34 @@ if TYPE_CHECKING:
     from irongrad.cache.tracer import Tracer
     from irongrad.step.steps import Steps
     from irongrad.step.train_step import TrainStep
+
+# What each stage does, for people who wait for it.
+_DOES = {
+    "capture": "the forward as a graph",
+    "differentiate": "the backward",
+    "optimizer": "the update",
+    "guards": "conditions on the inputs",
+    "passes": "rewriting the graph",
+    "import": "lowering to MLIR",
+    "assemble": "one module with state and entry points",
+    "oracle": "the step in eager float64, to compare with",
+    "compile": "machine code",
+    "package": "comparing with float64, and writing",
+}
+
+
+@dataclass
+class _Running:
+    """What the compiler does at the moment, with the time that has passed since it began.
+
+    `perf_counter` is bound when this file is imported: the capture lets the clocks of `time` show a later time.
+    """
+
+    what: str
+    began: float
+
+    def __rich__(self) -> str:
+        return f"{self.what}, {perf_counter() - self.began:.0f} s so far"
 
 
 def compile_or_repeat(
@@ -48,7 +76,7 @@ def compile_or_repeat(
         known: installed packages with native code that, as far as `load` uses it, opens files in Python only.
         quiet: whether to hide the progress.
     """
-    began = time.perf_counter()
+    began = perf_counter()
     check_output(output)
     runs = not options["cache"] or options.get("dump_dir") is not None or options.get("stop_after") is not None
     place = None if runs else command_place(parameters)
@@ -78,7 +106,7 @@ def repeated(place: CommandPlace, output: Path, began: float) -> Outcome | None:
     if found is None or (kept := restored(place.store, found.artifact, output, bytes)) is None:
         return None
     said = msgspec.json.decode(found.result)
-    seconds = {"cache": time.perf_counter() - began}
+    seconds = {"cache": perf_counter() - began}
     return Outcome(said["summary"] | {"seconds": seconds, "cached": True}, said["files"], kept[0])
 
 
@@ -96,11 +124,12 @@ def _compiled(
     from irongrad.pipeline.options import STAGES, make_options
     from irongrad.pipeline.step_key import environment
 
-    status = console.status("")
+    running = _Running("", perf_counter())
+    status = console.status(running)
 
     @contextmanager
     def show(stage: str) -> Iterator[None]:
-        status.update(f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)})")
+        running.what = f"{stage} ({STAGES.index(stage) + 1}/{len(STAGES)}): {_DOES[stage]}"
         with nullcontext() if quiet else status:
             yield
         if stage == "capture":
@@ -108,9 +137,10 @@ def _compiled(
             environment()  # part of the artifact's key, so the tracer must see what it reads
             tracer.stop()
 
-    asked = make_options(
-        output, targets, **options, on_stage=show, on_measuring=lambda what: status.update(f"measuring {what}")
-    )
+    def measure(what: str) -> None:
+        running.what = f"measuring {what}"
+
+    asked = make_options(output, targets, **options, on_stage=show, on_measuring=measure)
     before = dict(sys.modules)
     with ExitStack() as users:
         users.enter_context(tracer.users_code())
