@@ -21,6 +21,7 @@ from irongrad.cli.common import (
     targets_option,
 )
 from irongrad.cli.compile import load_one_step, load_step
+from irongrad.cli.working import working
 from irongrad.pipeline.choices import OF_PASSES, Choices, completed
 from irongrad.runtime.errors import InternalError
 
@@ -73,18 +74,18 @@ def command(
     given = completed(Choices(**given_choices(choices)))  # type: ignore[typeddict-item]
     chosen = passes_over_graph(given)
     devices = parse_targets(targets)
-    with console.status("capture"):
+    with working("capture", quiet=as_json):
         step = load_one_step(source, step_name, precision=precision, bucket_fallback=bucket_fallback)
         check_choices(step, chosen, given["route"])
         graph = step_graph(step)
     timer = Stopwatch(devices, default_store()) if given["tune"] else None
-    with console.status("running the step after every pass"):
+    with working("running the step after every pass", quiet=as_json):
         abilities = common_abilities(devices)
         found = bisect(graph, chosen, [d.backend for d in devices], timer, abilities=abilities)
     guilty = next((f for f in found if f.changes_numbers), None)
     module = None
     if guilty is None:
-        with console.status("compiling and verifying the step"):
+        with working("compiling and verifying the step", quiet=as_json):
             module = bisect_module_passes(load_step(source, precision, bucket_fallback), targets, given)
     if as_json:
         changes, first = [asdict(f) for f in found], asdict(guilty) if guilty else None

@@ -14,6 +14,7 @@ from rich.table import Table
 from irongrad.cache.recordings import CommandPlace, Recording, command_place
 from irongrad.cli.common import choice_options, console, json_option, precision_option, print_json, step_argument
 from irongrad.cli.compile import load_step
+from irongrad.cli.working import working
 
 if TYPE_CHECKING:
     from irongrad.diagnostics.refusals import Refusal
@@ -42,7 +43,7 @@ def command(
     """
     place = command_place(context.params) if cache else None
     recording = place.recorded() if place is not None else None
-    reports = _checked(source, target, precision, place) if recording is None else {}
+    reports = _checked(source, target, precision, place, quiet=as_json) if recording is None else {}
     described = msgspec.json.decode(recording.result) if recording is not None else _described(reports, target)
     if as_json:
         print_json(described.get("", {"steps": described}))
@@ -59,7 +60,9 @@ def command(
         context.exit(error.exit_code)
 
 
-def _checked(source: str, target: str, precision: str | None, place: CommandPlace | None) -> dict[str, Report]:
+def _checked(
+    source: str, target: str, precision: str | None, place: CommandPlace | None, *, quiet: bool
+) -> dict[str, Report]:
     """Check each step, by name; record the command at `place` if all can be compiled, and files alone decide that."""
     from irongrad.cache.tracer import Tracer
 
@@ -74,7 +77,7 @@ def _checked(source: str, target: str, precision: str | None, place: CommandPlac
 
     chosen = parse_target(target)
     get_chromium_event_logger()  # it draws a name for itself, in which the tracer would see a random number of the step
-    with tracer.users_code():
+    with tracer.users_code(), working("checking every operator", quiet=quiet):
         steps = named_steps(load_step(source, precision))
         reports = {name: check(step, [chosen]) for name, step in steps.items()}
     trace = tracer.finish() if place is not None else None

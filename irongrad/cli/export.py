@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from irongrad.cli.common import base_option, console, directory_argument, error_console, json_option, print_json
+from irongrad.cli.working import working
 from irongrad.export.layouts import FORMS, export
 from irongrad.runtime.errors import UserError
 
@@ -82,7 +83,8 @@ def command(
         from irongrad.frontends.trained_step import TrainedStep
 
         trained = TrainedStep(load_one_step(source, None), source, directory, checkpoint, merge, base)
-        files, compared = _of_code(trained, form, output, targets)
+        with working("making the model from its code, and comparing", quiet=as_json):
+            files, compared = _of_code(trained, form, output, targets)
     if not compared:
         error_console.print(
             f"warning: the code of {source} was not compared with {directory}, which has no predict, or no target that "

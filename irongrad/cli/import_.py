@@ -25,6 +25,7 @@ from irongrad.cli.common import (
 )
 from irongrad.cli.compile import load_function
 from irongrad.cli.recorded import compile_or_repeat
+from irongrad.cli.working import working
 from irongrad.pipeline.choices import OF_PASSES
 from irongrad.runtime.errors import UserError
 
@@ -104,7 +105,7 @@ def command(
             raise UserError(f"--{given[0]} is for ONNX models; a step from JAX has its loss and its optimizer")
         from irongrad.frontends.import_bundle import import_bundle
 
-        with console.status(f"importing {source}"):
+        with working(f"importing {source}", quiet=as_json):
             manifest = import_bundle(source, output, targets, **options).manifest
     else:
         _check_onnx(source, of_onnx)

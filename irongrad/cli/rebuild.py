@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from irongrad.cli.common import base_option, console, directory_argument, json_option, print_json
+from irongrad.cli.working import working
 from irongrad.runtime.manifest import Manifest, TargetSpec
 from irongrad.runtime.manifest_file import read_manifest
 
@@ -34,7 +35,8 @@ def command(directory: Path, targets: tuple[str, ...], base: Path | None, as_jso
     from irongrad.pipeline.rebuild import rebuild
 
     before = read_manifest(directory)
-    after = rebuild(directory, targets, base).manifest
+    with working("compiling and verifying", quiet=as_json):
+        after = rebuild(directory, targets, base).manifest
     rows = [_row(t, before, after) for t in after.targets if not targets or t.asked in targets]
     if as_json:
         print_json({"output": directory, "targets": rows})

@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -18,6 +18,7 @@ from irongrad.cache.artifacts import restored
 from irongrad.cache.recordings import CommandPlace, Recording, command_place
 from irongrad.cli.common import console
 from irongrad.cli.outcome import Outcome, summary_of
+from irongrad.cli.working import Work
 from irongrad.runtime.installed import PACKAGE
 from irongrad.runtime.staging import check_output
 
@@ -39,20 +40,6 @@ _DOES = {
     "compile": "machine code",
     "package": "comparing with float64, and writing",
 }
-
-
-@dataclass
-class _Running:
-    """What the compiler does at the moment, with the time that has passed since it began.
-
-    `perf_counter` is bound when this file is imported: the capture lets the clocks of `time` show a later time.
-    """
-
-    what: str
-    began: float
-
-    def __rich__(self) -> str:
-        return f"{self.what}, {perf_counter() - self.began:.0f} s so far"
 
 
 def compile_or_repeat(
@@ -124,7 +111,7 @@ def _compiled(
     from irongrad.pipeline.options import STAGES, make_options
     from irongrad.pipeline.step_key import environment
 
-    running = _Running("", perf_counter())
+    running = Work("")
     status = console.status(running)
 
     @contextmanager

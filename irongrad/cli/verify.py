@@ -19,6 +19,7 @@ from irongrad.cli.common import (
     print_unjudged,
     target_option,
 )
+from irongrad.cli.working import working
 from irongrad.runtime import Session
 from irongrad.runtime.errors import VerificationError
 from irongrad.runtime.golden import read_goldens
@@ -51,7 +52,8 @@ def command(
     """
     session = Session(directory, target=target, device=device, base=base, verifying=True, on_nonfinite="ignore")
     check_files(session.manifest, directory, tuple(session.manifest.golden_files.values()))
-    report = verify(session, read_goldens(directory, session.manifest))
+    with working("comparing with eager float64", quiet=as_json):
+        report = verify(session, read_goldens(directory, session.manifest))
     record = signed(report, session.device)
     worst = sorted(report.comparisons, key=lambda c: -c.ratio)[:rows]
     if as_json:
