@@ -20,6 +20,7 @@ import msgspec
 from irongrad.passes.base import Lowering, Pass
 from irongrad.passes.module_pass import ModulePass
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.suggestion import suggestion
 
 GROUP = "irongrad.passes"
 
@@ -171,7 +172,9 @@ def known_pass(name: str) -> type[Pass]:
         return passes.usable[name]
     if name in passes.broken:
         raise UserError(passes.broken[name])
-    raise UserError(f"there is no pass {name!r}; the passes are {', '.join(passes.usable)}")
+    raise UserError(
+        f"there is no pass {name!r}{suggestion(name, passes.usable)}; the passes are {', '.join(passes.usable)}"
+    )
 
 
 def is_known_pass(name: str) -> bool:

@@ -22,6 +22,7 @@ from irongrad.runtime.byte_sizes import bytes_in
 from irongrad.runtime.errors import UserError
 from irongrad.runtime.manifest import STACKED
 from irongrad.runtime.staging import check_output
+from irongrad.runtime.suggestion import suggestion
 from irongrad.sizes.buckets import open_dimensions
 from irongrad.step.train_step import TrainStep, sizes_of
 from irongrad.targets import Target, parse_targets
@@ -192,9 +193,10 @@ def passes_over_graph(choices: Choices) -> tuple[Pass, ...]:
     """
     disabled = [name for name in choices["disable_passes"] if name not in module_passes()]
     if unknown := [name for name in disabled if not is_known_pass(name)]:
+        hint = suggestion(unknown[0], [*registered(), *module_passes()])
         raise UserError(
-            f"there is no pass {unknown[0]!r}; the passes over the step graph are {', '.join(registered())}, and those "
-            f"over IREE's module are {', '.join(module_passes())}"
+            f"there is no pass {unknown[0]!r}{hint}; the passes over the step graph are {', '.join(registered())}, and "
+            f"those over IREE's module are {', '.join(module_passes())}"
         )
     route = known_route(choices["route"])
     return chosen_passes(choices["opt_level"], choices["passes"], disabled, choices["max_memory"], route)

@@ -21,6 +21,8 @@ def bytes_in(text: str, whole: int) -> int:
     if found is None or is_fraction_of_a_byte or not (found[2] == "%" or found[2].upper() in _UNITS):
         raise UserError(f"{text!r} is no amount of memory; write for instance 512MiB, 2GB or 50%")
     number = float(found[1])
+    if not found[2] and 0 < number <= 100:
+        raise UserError(f"{text.strip()!r} has no unit; write {found[1]}% for a share, or for instance {found[1]}MiB")
     return int(number / 100 * whole) if found[2] == "%" else int(number * _UNITS[found[2].upper()])
 
 

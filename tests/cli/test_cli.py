@@ -286,7 +286,15 @@ WRONG_COMPILES = [
     ("step.py:make_step", ("--target", "llvm"), "did you mean 'llvm-cpu'"),
     ("step.py:make_step", ("--target", "llvm-cpu:cpus=host"), "has no option 'cpus'"),
     ("step.py:make_step", ("--stop-after", "linking"), "no stage 'linking'"),
-    ("step.py:make_step", ("--entry-point", "fit"), "entry points ['fit'] do not exist"),
+    ("step.py:make_step", ("--entry-point", "fit"), "there is no entry point 'fit'; there are apply_step, "),
+    (
+        "step.py:make_step",
+        ("--entry-point", "trainstep"),
+        "there is no entry point 'trainstep' (did you mean 'train_step'?)",
+    ),
+    ("step.py:make_step", ("--disable-pass", "rowblocks"), "there is no pass 'rowblocks' (did you mean 'row-blocks'?)"),
+    ("step.py:make_step", ("--passes", "dec"), "there is no pass 'dec' (did you mean 'dce'?)"),
+    ("step.py:make_step", ("--max-memory", "50"), "'50' has no unit; write 50% for a share, or for instance 50MiB"),
 ]
 
 

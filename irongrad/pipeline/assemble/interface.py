@@ -26,6 +26,7 @@ from irongrad.runtime.manifest import (
     of_entry,
     trained_state,
 )
+from irongrad.runtime.suggestion import suggestion
 from irongrad.step.train_step import INFERENCE
 
 # The functions of the step graph that each entry point runs, in order.
@@ -202,7 +203,8 @@ def interfaces_of(graphs: Mapping[str, StepGraph], chosen: Sequence[str] | None)
     everything = {name: {e.name for e in describe(graph, None).entry_points} for name, graph in graphs.items()}
     known = {n for step, names in everything.items() for n in (*names, *(f"{step}.{n}" for n in names if step))}
     if unknown := [n for n in chosen or () if n not in known]:
-        raise UserError(f"entry points {unknown} do not exist; there are {sorted(known)}")
+        hint = suggestion(unknown[0], known)
+        raise UserError(f"there is no entry point {unknown[0]!r}{hint}; there are {', '.join(sorted(known))}")
     found: dict[str, Interface] = {}
     for name, graph in graphs.items():
         mine = None if chosen is None else [n for n in everything[name] if n in chosen or f"{name}.{n}" in chosen]

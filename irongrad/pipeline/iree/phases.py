@@ -65,6 +65,7 @@ from irongrad.passes.module.use_microkernels import UseMicrokernels
 from irongrad.passes.module.vector_products import VectorProducts
 from irongrad.passes.module_pass import ModuleContext, ModulePass
 from irongrad.runtime.errors import InternalError, UserError
+from irongrad.runtime.suggestion import suggestion
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def known_module_pass(name: str) -> type[ModulePass]:
     """
     known = module_passes()
     if name not in known:
-        raise UserError(f"there is no pass {name!r} over IREE's module; the passes are {', '.join(known)}")
+        hint = suggestion(name, known)
+        raise UserError(f"there is no pass {name!r} over IREE's module{hint}; the passes are {', '.join(known)}")
     return known[name]
 
 
