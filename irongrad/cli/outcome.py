@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,9 @@ def print_outcome(outcome: Outcome, output: Path, *, pass_report: bool) -> None:
     for target in outcome.manifest.targets:
         _print_target(target, summary, output, is_half=outcome.manifest.precision == "bf16")
     page = output.with_name(f"{output.name}.html")
-    console.print(
-        f"see it: irongrad report {quote(str(output))} -o {quote(str(page))}", highlight=False, soft_wrap=True
-    )
+    first = "" if find_spec("plotly") else "pip install 'irongrad[report]' && "
+    report = f"irongrad report {quote(str(output))} -o {quote(str(page))}"
+    console.print(f"see it: {first}{report}", highlight=False, soft_wrap=True)
 
 
 def _print_passes(records: Sequence[Mapping[str, Any]]) -> None:
@@ -152,8 +153,10 @@ def _print_target(target: TargetSpec, summary: Mapping[str, Any], output: Path, 
         f"dispatches: {counts['dispatches']} ({each}) of {counts['kernels']} kernels, on {target.device}",
         highlight=False,
     )
-    each = ", ".join(f"{name} {moved / 2**20:.1f}" for name, moved in counts["traffic"].items())
-    console.print(f"MiB that kernels read and write: {each}", highlight=False)
+    shown = {name: f"{moved / 2**20:.1f}" for name, moved in counts["traffic"].items()}
+    each = ", ".join(f"{name} {moved}" for name, moved in shown.items() if moved != "0.0")
+    left_out = "; tensors of unknown sizes are left out" if counts["work"]["operations"] is None else ""
+    console.print(f"MiB that kernels read and write: {each or 'less than 0.1'}{left_out}", highlight=False)
     for name, size in summary["predicted"].items():
         real = counts["transients"].get(name, 0)
         text = f"transient memory of {name}: {readable(real)}, {readable(size)} predicted"
