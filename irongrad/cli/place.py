@@ -9,6 +9,7 @@ from rich.table import Table
 
 from irongrad.cli.common import console, json_option, precision_option, print_json, step_argument, step_option
 from irongrad.cli.compile import load_one_step
+from irongrad.cli.working import working
 from irongrad.runtime.byte_sizes import readable
 
 
@@ -41,8 +42,9 @@ def command(
     """
     from irongrad.pipeline.proposed_placement import propose_placement
 
-    step = load_one_step(source, step_name, precision=precision)
-    proposal = propose_placement(step, targets, memory=memory, speed=speed)
+    with working("capturing the step, and weighing its modules", quiet=as_json):
+        step = load_one_step(source, step_name, precision=precision)
+        proposal = propose_placement(step, targets, memory=memory, speed=speed)
     if as_json:
         parts = [{**asdict(part), "memory": part.memory} for part in proposal.parts]
         print_json({"place": proposal.place, "parts": parts, "crossing": proposal.crossing})

@@ -79,8 +79,9 @@ def _print(report: Report, record: Certificate, rows: int) -> None:
     wrong = sum(c.ratio > 1 for c in report.comparisons)
     verdict = "passed" if report.passed else f"{wrong} wrong"
     device = f"{record.device}, {record.name}" if record.name else record.device
+    calls = f"{report.steps} steps" if report.steps else "one call"
     console.print(
-        f"{len(report.comparisons)} values of {report.steps} steps, oracle {report.oracle}, on {device}: {verdict}",
+        f"{len(report.comparisons)} values of {calls}, oracle {report.oracle}, on {device}: {verdict}",
         style="green" if report.passed else "red",
         highlight=False,
     )
