@@ -187,6 +187,34 @@ def _var_mean(
     return variance, mean if keepdim else mean.reshape(variance.shape)
 
 
+@decomposes(aten.std.correction)
+def _std(x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The root of the variance of the differences from the first element: exactly 0 for equal elements.
+
+    Eager's is 0 along dimensions, as it updates a mean by each element (B. P. Welford, Technometrics 4, 1962). A mean
+    that is a sum divided by a count may round. The root makes much of the rest: its derivative is infinite at 0, where
+    eager's deviation has a derivative of 0.
+    """
+    if x.dtype in _HALVES:
+        return aten.std.correction(x.float(), dim, correction=correction, keepdim=keepdim).to(x.dtype)
+    shifted = x - first_along(x, _dims_of(x, dim))
+    return _var(shifted, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def first_along(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The first elements of `x` along `dims`, which keep one element each."""
+    for d in dims:
+        x = x.narrow(d, 0, 1)
+    return x
+
+
+@decomposes(aten.std_mean.correction)
+def _std_mean(
+    x: torch.Tensor, dim: _Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _std(x, dim, correction=correction, keepdim=keepdim), aten.mean.dim(x, dim, keepdim)
+
+
 @decomposes(aten.linalg_vector_norm.default)
 def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: _Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from irongrad.operators.decompositions.reductions import first_along
 from irongrad.padding.layout import Layout, dim_of, solid
 from irongrad.padding.padded import HIGHEST, LOWEST, Padded
 from irongrad.padding.registry import Call, NoRule, aten, rule
@@ -85,12 +86,16 @@ def moments(call: Call, value: Padded, dims: Sequence[int]) -> tuple[Tensor, Ten
 
 def _variance(call: Call) -> tuple[Tensor, Tensor]:
     value, dims = call["self"], _dims(call)
-    mean, squares = moments(call, value, dims)
+    x = wide(value.tensor)
+    first = first_along(x, dims)  # equal elements deviate from it by exactly 0, as in eager
+    mean, squares = moments(call, Padded(x - first, value.layout), dims)
     correction = 1 if call["correction"] is None else call["correction"]
     free: Any = call.padding.count(value, dims) - correction
     shape = [call.padding.extent(d) for d in _layout(call)]
     divisor = free.clamp(min=0) if isinstance(free, Tensor) else max(free, 0)
-    return (squares / divisor).reshape(shape).to(value.tensor.dtype), mean.reshape(shape).to(value.tensor.dtype)
+    return (squares / divisor).reshape(shape).to(value.tensor.dtype), (mean + first).reshape(shape).to(
+        value.tensor.dtype
+    )
 
 
 @rule(aten.var.correction, aten.std.correction)

@@ -319,7 +319,10 @@ ROWS = {
                for cell in ("rnn_tanh", "rnn_relu"))), (2, 1, 2), (1, 2), (2, 2), order=2,
     ),
     "reductions": row(
-        each(torch.sum, torch.mean, lambda x: x.mean((0, 1)), torch.var, torch.var_mean, linalg.vector_norm), (3, 4),
+        each(
+            torch.sum, torch.mean, lambda x: x.mean((0, 1)), torch.var, torch.var_mean, torch.std, torch.std_mean,
+            linalg.vector_norm,
+        ), (3, 4),
     ),
     "long reductions": row(each(torch.sum, lambda x: x.mean((0, 1)), torch.var_mean), (3, 100)),
     "resampling": row(

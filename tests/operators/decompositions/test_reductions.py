@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,22 @@ def test_short_sums_stay_one_operator() -> None:
     graph = retrace.retrace(lambda x: [x.sum(0), x.mean(0)], [torch.empty(LONGEST_CHAIN, 4)])
     names = [n.target for n in graph.graph.nodes if n.op == "call_function"]
     assert names == [torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"dynamic": {"x": {0: "B", 1: "T"}}}, {"dynamic": {"x": {0: "B", 1: "T"}}, "buckets": {"B": [8], "T": [6]}}],
+)
+def test_equal_elements_deviate_by_nothing_and_pass_no_gradient_on(
+    sizes: dict[str, Any], tmp_path: Path, trains_as_eager: Callable[..., None]
+) -> None:
+    """The mean of seven times 0.1 rounds in float32; its root would be 3e-8, with gradients of about 0.15."""
+    model = Reduced(lambda x: x.std(0).sum() + torch.std_mean(x, 1)[0].sum())
+    varied = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    equal = torch.full((7, 5), 0.1)
+    one = torch.ones(())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, torch.mul, optimizer, {"x": varied, "y": one}, **sizes)
+    session = ig.compile(step, tmp_path / "artifact").load()
+    batches = [{"x": x, "y": one} for x in (varied, equal, 3 * equal)]
+    trains_as_eager(session, step, batches, rtol=1e-5, state=(1e-6, 1e-6))
