@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Node
 from torch.fx.node import Target
+
+from irongrad.operators.legalize.half_precision import is_computed_wider, rounded, widened
 
 aten = torch.ops.aten
 
@@ -133,6 +136,11 @@ def _filled(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 class ScalarsToTensors(torch.fx.Interpreter):
     """Interpreter of a traced update that computes its symbolic floats as tensors."""
 
+    def run_node(self, n: Node) -> Any:
+        """Run one node, and keep it in `self.node` meanwhile."""
+        self.node = n
+        return super().run_node(n)
+
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one node; `.item()` becomes a cast of the tensor of one element to float64."""
         if target is aten._local_scalar_dense.default:
@@ -146,6 +154,9 @@ class ScalarsToTensors(torch.fx.Interpreter):
             form = target._overloadpacket
         if form is None:
             return super().call_function(target, args, kwargs)
+        if is_computed_wider(target, (args, kwargs)):
+            wide, named = widened((args, kwargs))
+            return rounded(target, args, form(*wide, **named), self.node.meta["val"])
         return form(*args, **kwargs)
 
 

@@ -53,6 +53,7 @@ from irongrad.passes.module.narrow_integers import NarrowIntegers
 from irongrad.passes.module.pack_before_loops import PackBeforeLoops
 from irongrad.passes.module.place_transients import PlaceTransients
 from irongrad.passes.module.read_before_update import ReadBeforeUpdate
+from irongrad.passes.module.round_scalars import RoundScalars
 from irongrad.passes.module.scalars_on_host import ScalarsOnHost
 from irongrad.passes.module.send_early import SendEarly
 from irongrad.passes.module.separate_branch_operands import SeparateBranchOperands
@@ -94,6 +95,7 @@ GLOBAL_OPTIMIZATION = Phase(
         DepthwiseKernels,
         ConvolutionKernels,
         MatmulKernels,
+        RoundScalars,
         DrawAtOnce,
         KeepOperandsApart,
         FuseElementwise,

@@ -26,7 +26,9 @@ def run(target: Callable[..., object], *args: object, **kwargs: object) -> torch
         return graph.placeholder(f"a{len(inputs)}")
 
     new_args = tuple(node(a) for a in args)
-    graph.output(graph.call_function(target, new_args, {k: node(v) for k, v in kwargs.items()}))
+    call = graph.call_function(target, new_args, {k: node(v) for k, v in kwargs.items()})
+    call.meta["val"] = target(*args, **kwargs)
+    graph.output(call)
     return ScalarsToTensors(GraphModule(torch.nn.Module(), graph)).run(*inputs)
 
 
@@ -76,3 +78,16 @@ def test_minima_and_maxima_of_scalars_match_python(a: float, b: float) -> None:
     assert run(torch.sym_min, a, b).item() == min(a, b)
     assert run(torch.sym_max, a, b).item() == max(a, b)
     assert run(torch.sym_max, a, 1).item() == 1.0
+
+
+ROUNDED = {name: case for name, case in CASES.items() if name not in ("pow of a number", "gt", "full")}
+
+
+@pytest.mark.parametrize(("target", "args", "kwargs"), ROUNDED.values(), ids=ROUNDED.keys())
+def test_half_precision_rounds_its_result_alone(target: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> None:
+    """As eager does: a factor of 0.999 would be 1 in bfloat16."""
+    halves = [a.bfloat16() if isinstance(a, torch.Tensor) else a for a in args]
+    exact = target(*(a.double() if isinstance(a, torch.Tensor) else a for a in halves), **kwargs)
+    found = run(target, *halves, **kwargs)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=0.505 * torch.finfo(torch.bfloat16).eps, atol=1e-7)
