@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.suggestion import suggestion
 from irongrad.targets.base import Kind, Target
 
 
@@ -19,7 +19,8 @@ def parse_target(text: str) -> Target:
     name, _, tail = text.partition(":")
     known = {k.name: k for k in kinds()}
     if name not in known:
-        raise UserError(f"unknown target {name!r}: this version compiles for {', '.join(known)}{_hint(name, known)}")
+        meant = suggestion(name, known)
+        raise UserError(f"unknown target {name!r}{meant}: this version compiles for {', '.join(known)}")
     kind = known[name]
     options: dict[str, str] = {}
     for item in filter(None, tail.split(",")):
@@ -57,14 +58,8 @@ def _check(kind: Kind, key: str, value: str) -> None:
     option = next((o for o in kind.options if o.name == key), None)
     if option is None:
         there = [o.name for o in kind.options]
-        raise UserError(f"target {kind.name!r} has no option {key!r}; it has {', '.join(there)}{_hint(key, there)}")
+        meant = suggestion(key, there)
+        raise UserError(f"target {kind.name!r} has no option {key!r}{meant}; it has {', '.join(there)}")
     if option.values and value not in option.values:
-        raise UserError(
-            f"target {kind.name!r} has no {key} {value!r}; it has {', '.join(option.values)}"
-            f"{_hint(value, option.values)}"
-        )
-
-
-def _hint(name: str, known: Sequence[str] | dict[str, Kind]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+        meant = suggestion(value, option.values)
+        raise UserError(f"target {kind.name!r} has no {key} {value!r}{meant}; it has {', '.join(option.values)}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from irongrad.runtime.errors import UserError
+from irongrad.runtime.suggestion import suggestion
 from irongrad.step.train_step import TrainStep
 from irongrad.targets import Target, parse_target
 from irongrad.targets.registry import kinds
@@ -86,9 +86,8 @@ def check_parts(parts: Sequence[Part], step: TrainStep) -> None:
     tensors = {name for name, _ in (*step.model.named_parameters(), *step.model.named_buffers())}
     for path in (path for part in parts for path in part.paths):
         if path not in modules | tensors:
-            close = difflib.get_close_matches(path, modules | tensors, n=1)
             there = ", ".join(name for name, _ in step.model.named_children())
-            hint = f"; did you mean {close[0]!r}?" if close else f"; the model has {there}"
+            hint = suggestion(path, modules | tensors) or f"; the model has {there}"
             raise UserError(f"place names {path!r}, and the model has no such module or parameter{hint}")
     refused = {
         "dynamic": "sizes that vary",
