@@ -5,6 +5,7 @@ Compiling a function compares its results with eager.
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import irongrad as ig
@@ -103,3 +104,22 @@ def test_writes_into_bytes_and_halves_round_once():
         return [signed.clone().mul_(2), byte.clone().add_(200).floor_divide_(3), product.pow_(2).sigmoid_()]
 
     ig.compile_function(run, (BYTES, SIGNED, torch.randn(2, 4).bfloat16()))
+
+
+@pytest.mark.parametrize("of", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_numbers_become_short_integers(dtype: torch.dtype, of: torch.dtype):
+    largest = torch.iinfo(dtype).max
+    numbers = torch.tensor([0.0, 1.5, largest / 2 + 1, largest * 0.75, largest, largest + 1, 2 * largest, -1]).to(of)
+    ig.compile_function(lambda x: x.to(dtype), (numbers.clamp(-60_000, 60_000),))
+
+
+def test_a_buffer_of_bytes_takes_numbers():
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        bytes_ = torch.zeros(16, dtype=torch.uint8)
+        bytes_.copy_(x)
+        part = torch.ones(16, dtype=torch.uint8)
+        part[4:12] = x[4:12]
+        return [bytes_, part]
+
+    ig.compile_function(run, (torch.linspace(0, 255, 16),))

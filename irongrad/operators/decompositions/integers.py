@@ -1,4 +1,7 @@
-"""Integer negation, shifts, and bitwise operators with a number, of which torch-mlir 20261001 lowers few."""
+"""Conversion to short integers, integer negation, shifts, and bitwise operators with a number.
+
+torch-mlir 20261001 lowers few of these, and some of them wrongly.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,20 @@ from irongrad.graph.recorder import undecomposed
 from irongrad.operators.decompositions.registry import decomposes
 
 aten = torch.ops.aten
+
+_SHORT = (torch.uint8, torch.int8, torch.int16)
+
+
+@decomposes(aten._to_copy.default)
+def _to_short(x: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
+    """Convert floating-point numbers by way of int32, of which the short integer has the lowest bits, as in eager.
+
+    torch-mlir 20261001 converts to a signed integer of as many bits. For numbers beyond its limits, which 128 of uint8
+    is, vector code then gives the limit.
+    """
+    if dtype not in _SHORT or not x.is_floating_point():
+        return NotImplemented
+    return x.to(torch.int32).to(dtype)
 
 
 @decomposes(aten.neg.default)
