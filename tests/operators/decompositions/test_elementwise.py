@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import irongrad as ig
 from irongrad.operators.decompositions import decomposition_table
 from irongrad.operators.legalize.core_operators import CORE
 from irongrad.operators.legalize.retrace import retrace
@@ -128,6 +129,14 @@ def test_gelu_matches_eager(approximate: str, dtype: torch.dtype) -> None:
     x = torch.linspace(-6, 6, 101, dtype=dtype)
     function = lambda t: torch.nn.functional.gelu(t, approximate=approximate)  # noqa: E731
     torch.testing.assert_close(decomposed(function, x)[0], function(x))
+
+
+@pytest.mark.parametrize("function", [torch.nn.functional.elu, torch.nn.functional.selu, torch.nn.functional.celu])
+@pytest.mark.parametrize("size", [1e-3, 1e-6, 30.0])
+def test_exponential_units_keep_the_digits_of_small_numbers(
+    function: Callable[[torch.Tensor], torch.Tensor], size: float
+) -> None:
+    ig.compile_function(function, (torch.linspace(-size, size, 50),))
 
 
 def test_backward_operators_of_activations_match_aten() -> None:
