@@ -75,12 +75,17 @@ class Row:
 def now() -> Seconds:
     """The seconds so far, of processes that still run too: torch.compile keeps a pool of them."""
     own = psutil.Process().cpu_times()
-    running = [p.cpu_times() for p in psutil.Process().children(recursive=True)]
-    children = own.children_user + own.children_system + sum(map(_in_all, running))
+    running = psutil.Process().children(recursive=True)
+    children = own.children_user + own.children_system + sum(map(_seconds_of, running))
     return Seconds(time.perf_counter(), own.user + own.system, children)
 
 
-def _in_all(times: psutil._common.pcputimes) -> float:
+def _seconds_of(process: psutil.Process) -> float:
+    """The CPU time of a process, and of those that it has waited for; 0 if it has ended since it was listed."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
     return times.user + times.system + times.children_user + times.children_system
 
 
