@@ -15,8 +15,8 @@ aten = torch.ops.aten
 _SHORT = (torch.uint8, torch.int8, torch.int16)
 
 
-@decomposes(aten._to_copy.default)
-def _to_short(x: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: object) -> torch.Tensor:
+@decomposes(torch.ops.prims.convert_element_type.default)
+def _to_short(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert floating-point numbers by way of int32, of which the short integer has the lowest bits, as in eager.
 
     torch-mlir 20261001 converts to a signed integer of as many bits. For numbers beyond its limits, which 128 of uint8
