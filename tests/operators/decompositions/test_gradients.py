@@ -363,7 +363,7 @@ NOT_DIFFERENTIATED = {
 
 # Decompositions that no row reaches, by the reason and the place of their test.
 NOT_REACHED = {
-    "short integers of floating-point numbers, tests/operators/test_integer_dtypes": "prims.convert_element_type.default",
+    "numbers as short integers, tests/operators/test_integer_dtypes": "prims.convert_element_type.default",
     "operands of several integer dtypes, tests/operators/test_integer_dtypes": """
         eq.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor stack.default where.self""",
     "the imaginary part of a conjugate, tests/operators/legalize/test_complex_numbers": "_neg_view.default",
