@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import CodeType, FrameType
 from unittest import mock
 
@@ -142,6 +142,12 @@ def caller() -> str:
 def names_a_line(message: str) -> bool:
     """Whether a message names a line of a user's file, which a line of an installed package is not."""
     return any(is_user_file(path) for path, _ in _PLACE.findall(message))
+
+
+def without_folders(line: str) -> str:
+    """`file:line: source` without the file's folders, which mean nothing on another machine."""
+    file, separator, rest = line.partition(":")
+    return PurePath(file).name + separator + rest
 
 
 def where(thing: object) -> str:

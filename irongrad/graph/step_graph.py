@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.analysis.records import BUCKET
+from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import DRAWS, SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
@@ -31,6 +32,8 @@ class StateTensor:
         frozen: whether no function of any step changes it; known once all functions are (`with_frozen_state`).
         base_name: its name in a file that other artifacts share, so that no entry point changes it either; empty if it
             lies in the artifact.
+        relied_at: the user's line that read its values when a step was captured, so that the step is right for these
+            alone; empty if there is none.
     """
 
     name: str
@@ -39,6 +42,7 @@ class StateTensor:
     aliases: tuple[str, ...] = ()
     frozen: bool = False
     base_name: str = ""
+    relied_at: str = ""
 
     @property
     def in_base(self) -> bool:
@@ -151,8 +155,16 @@ def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
     """Mark the state that no function of any of these graphs, over one state, changes.
 
     A seed is not frozen: `Session.seed` replaces it, and a run resumes with the one that it began with.
+
+    Raises:
+        CaptureError: a step relies on the values that a tensor had at capture, and another one changes it.
     """
     written = {v.name for g in graphs.values() for f in g.functions.values() for v in f.results if v.kind == "state"}
+    for tensor in [t for g in graphs.values() for t in g.state if t.relied_at and t.name in written]:
+        raise CaptureError(
+            f"{tensor.relied_at}\n  a Python decision or number depends on the values of the buffer {tensor.name}, "
+            "which another step changes. Keep it a tensor, as in x * self.scale and torch.where(condition, a, b)"
+        )
 
     def marked(tensor: StateTensor) -> StateTensor:
         return replace(tensor, frozen=tensor.name not in written and tensor.role is not Role.RANDOM)

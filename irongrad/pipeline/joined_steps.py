@@ -113,7 +113,8 @@ def _add(state: dict[str, StateTensor], tensor: StateTensor, names: Mapping[str,
             f"two steps share an optimizer and update different parameters of one of its groups, and {name} counts the "
             "updates of them all. Put the parameters that only one step updates into a group of their own"
         )
-    state[name] = replace(known, aliases=tuple(dict.fromkeys((*known.aliases, *aliases))))
+    aliases = tuple(dict.fromkeys((*known.aliases, *aliases)))
+    state[name] = replace(known, aliases=aliases, relied_at=known.relied_at or tensor.relied_at)
 
 
 def _alias(alias: str, names: Mapping[str, str], prefix: str, steps: frozenset[str]) -> str:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from irongrad.analysis.file import encoded
 from irongrad.analysis.records import FORMAT_VERSION as RECORD_VERSION
 from irongrad.analysis.records import Analysis, Judged
-from irongrad.graph.step_graph import StepGraph
+from irongrad.graph.dtypes import to_numpy
+from irongrad.graph.step_graph import StateTensor, StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble.exchange import exchanged
@@ -28,6 +29,7 @@ from irongrad.pipeline.base_file import base_spec, bytes_of, shared_base
 from irongrad.pipeline.iree.compile import CompiledModule
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 from irongrad.pipeline.verify_targets import verified
+from irongrad.runtime.arrays import shown_values
 from irongrad.runtime.byte_sizes import readable
 from irongrad.runtime.checkpoint import header
 from irongrad.runtime.devices import is_local
@@ -49,6 +51,7 @@ from irongrad.runtime.manifest import (
     Manifest,
     MemorySpec,
     PlacementSpec,
+    ReliedSpec,
     StepSpec,
     TargetSpec,
     golden_file,
@@ -306,12 +309,18 @@ def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origi
         statistics={g.name: sizes for g in module.graphs if (sizes := statistics_bytes(g))},
         shards=tuple(shard.state for shard in graph.shards),
         placement=module.placement,
+        relied={t.name: _relied(t) for t in graph.state if t.relied_at},
         steps={
             graph.name: StepSpec(**_of_step(graph, _without_whole(interface)))
             for graph, interface in zip(module.graphs, module.interfaces, strict=True)
             if graph.name
         },
     )
+
+
+def _relied(tensor: StateTensor) -> ReliedSpec:
+    raw = bytes_of(tensor.initial)
+    return ReliedSpec(tensor.relied_at, shown_values(to_numpy(tensor.initial)), hashlib.sha256(raw.data).hexdigest())
 
 
 def _of_whole(module: Modules) -> dict[str, Any]:

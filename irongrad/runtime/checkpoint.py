@@ -5,6 +5,7 @@ A checkpoint can replace an artifact's `state.irpa`: `iree-run-module --paramete
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from irongrad.runtime.arrays import Array
+from irongrad.runtime.arrays import Array, shown_values
 from irongrad.runtime.atomic_files import atomic_write, link_or_copy
 from irongrad.runtime.base_file import refuse_other_values
 from irongrad.runtime.errors import ArtifactError
@@ -179,7 +180,7 @@ def check(path: Path, manifest: Manifest, shared: Mapping[str, Array] = MappingP
         left_out = _left_out(file.header.tensors, manifest)
         _compare(_kinds(file.header), manifest, str(path), left_out)
         tied = {key for s in manifest.state for key in (s.name, *s.aliases) if s.aliases}
-        needed = tied | _counters(manifest)
+        needed = tied | _counters(manifest) | manifest.relied.keys()
         kept: dict[str, Array] = {}
         checksum, nonfinite = Checksum(), []
         for name, array in file.arrays():
@@ -214,9 +215,27 @@ def _check_values(arrays: Mapping[str, Array], manifest: Manifest, source: str) 
                 raise ArtifactError(
                     f"{source}: {alias} and {spec.name} are one tensor in the compiled step, but their values differ"
                 )
+    _refuse_others(arrays, manifest, source)
     for name in _counters(manifest):
         if name in arrays and not (np.asarray(arrays[name]) >= 0).all():
             raise ArtifactError(f"{source}: {name} is {arrays[name]}, and it counts, so it cannot be below 0")
+
+
+def _refuse_others(arrays: Mapping[str, Array], manifest: Manifest, source: str) -> None:
+    """Refuse other values of state on whose values at capture a step relies.
+
+    Raises:
+        ArtifactError: names the user's line.
+    """
+    for name, spec in manifest.relied.items():
+        array = arrays.get(name)
+        if array is None or hashlib.sha256(array.tobytes()).hexdigest() == spec.sha256:
+            continue
+        raise ArtifactError(
+            f"{source} has {shown_values(array)} for {name}, and the step was compiled for {spec.values}: {spec.line} "
+            f"makes a Python number or decision of it. Compile the step with the new values, or keep {name} a tensor "
+            "in the model, as in x * self.scale"
+        )
 
 
 def _counters(manifest: Manifest) -> set[str]:

@@ -231,6 +231,23 @@ class StateSpec:
         return (self.name, *(self.aliases if self.role in (Role.PARAMETER, Role.BUFFER) else ()))
 
 
+@dataclass(frozen=True)
+class ReliedSpec:
+    """The values of a state tensor that the model's Python code read when the step was captured.
+
+    The step is right for these values alone, so no state may have others.
+
+    Attributes:
+        line: the user's line that read them.
+        values: the values as text; of more than a few, the first.
+        sha256: the hash of their bytes.
+    """
+
+    line: str
+    values: str
+    sha256: str
+
+
 def trained_state(state: Iterable[StateSpec]) -> tuple[StateSpec, ...]:
     """The state that training changes, in the order of `TRAIN_AND_EXPORT`: the counters of steps are the first."""
     return tuple(sorted((s for s in state if not s.frozen), key=lambda s: s.role is not Role.COUNTER))
@@ -591,6 +608,7 @@ class Manifest:
         shards: the names of the tensors in each shard of the optimizer's state, which ranks divide among them; empty if
             every rank holds that state whole.
         placement: the parts of a step on several devices; None if each target has the whole step.
+        relied: the state on whose values at capture a step relies, by name.
         digest: the sha256 of the manifest's file, with zeros in the place of the digest. The manifest holds the hash of
             every other file, so this is the identity of the artifact.
     """
@@ -624,6 +642,7 @@ class Manifest:
     statistics: dict[str, tuple[int, ...]] = field(default_factory=dict)
     shards: tuple[tuple[str, ...], ...] = ()
     placement: PlacementSpec | None = None
+    relied: dict[str, ReliedSpec] = field(default_factory=dict)
     digest: str = ""
 
     @property

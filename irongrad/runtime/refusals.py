@@ -45,6 +45,19 @@ def not_held(place: str, says: str) -> str:
     return f"{place}: {says}; {NOT_RUN}{_NUMBER_OF_FALSE}:"
 
 
+def other_values(place: str, name: str, values: str, *, numbered: bool) -> str:
+    """Return the message about state with other values than the ones that a step was compiled for.
+
+    Args:
+        place: the user's line that read the values when the step was captured.
+        name: the state tensor.
+        values: its values then, as text.
+        numbered: whether IREE appends a number, which is 1 for that.
+    """
+    said = f"{place}: the step was compiled for the values of {name} at this line, {values}, and the state has others"
+    return f"{said}{_NUMBER_OF_FALSE}:" if numbered else said
+
+
 def without_number_of_false(message: str) -> str:
     """Return a message without the number of a false condition, which tells nothing."""
     return message.partition(_NUMBER_OF_FALSE)[0]

@@ -18,6 +18,7 @@ from irongrad.mlir.walk import bytecode_of, new_context
 from irongrad.pipeline.assemble.entry_points import entry_point
 from irongrad.pipeline.assemble.exchange import declarations
 from irongrad.pipeline.assemble.interface import Interface, chain_of
+from irongrad.pipeline.assemble.relied_values import refuse_other_initial_values
 from irongrad.pipeline.assemble.shard_functions import shard_functions
 from irongrad.pipeline.assemble.shared_step_functions import Cores, parts_of
 from irongrad.pipeline.assemble.split_step_state import border_globals
@@ -115,6 +116,7 @@ def _shell(parts: Sequence[Part]) -> Iterator[str]:
     """The module without its imported functions, which are only declared."""
     yield "module @irongrad {"
     yield from (f"  {line}" for line in Storage(parts[0].step.graph).globals())
+    yield from (f"  {line}" for line in refuse_other_initial_values(parts[0].step.graph))
     if any(p.step.graph.bucket_bytes for p in parts):
         yield from (f"  {line}" for line in declarations(shards=bool(parts[0].step.graph.shards)))
         yield from (f"  {line}" for line in statistics_functions([p.step.graph for p in parts]))

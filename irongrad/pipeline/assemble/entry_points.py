@@ -10,6 +10,7 @@ from irongrad.pipeline.assemble.function_calls import return_line
 from irongrad.pipeline.assemble.interface import chain_of
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.refusal_messages import Lines, indented, refuse_unless, results_of
+from irongrad.pipeline.assemble.relied_values import refuse_other_values
 from irongrad.pipeline.assemble.shard_functions import refuse_parts
 from irongrad.pipeline.assemble.shared_step_functions import VIEW, Cores
 from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
@@ -246,7 +247,9 @@ def _copies(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Lines:
 
 
 def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    yield from _import([("state", s) for s in entry.inputs], graph)
+    names = [f"%new{i}" for i in range(len(entry.inputs))]
+    yield from refuse_other_values(entry, graph, names)
+    yield from _import([("state", s) for s in entry.inputs], graph, names)
     yield from closed_if_any(graph)
     yield from _return_steps(graph)
 
@@ -263,16 +266,17 @@ def _return_steps(graph: StepGraph) -> Iterator[str]:
 def _import_gradients(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     last = len(entry.inputs) - 1
     yield f"%n = tensor.extract %arg{last}[] : tensor<i64>"
-    yield from _import([("accumulator", s) for s in entry.inputs[:-1]], graph)
+    yield from _import([("accumulator", s) for s in entry.inputs[:-1]], graph, [f"%arg{i}" for i in range(last)])
     yield f"util.global.store %n, {accumulated(graph)} : i64"
     yield "%count = tensor.from_elements %n : tensor<i64>"
     yield "return %count : tensor<i64>"
 
 
-def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Iterator[str]:
+def _import(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph, names: Sequence[str]) -> Iterator[str]:
+    """Copy arguments, by their SSA names, into the storage of the values `specs`, each of a kind of `Value`."""
     storage = Storage(graph)
-    for i, (kind, spec) in enumerate(specs):
-        yield from _copied(f"%arg{i}", spec_type(spec), f"%i{i}")
+    for i, (name, (kind, spec)) in enumerate(zip(names, specs, strict=True)):
+        yield from _copied(name, spec_type(spec), f"%i{i}")
         yield from storage.replace(f"%i{i}", Value(kind, spec.name), spec_type(spec))
 
 

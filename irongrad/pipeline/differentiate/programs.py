@@ -48,7 +48,7 @@ def programs(captured: CapturedStep, indices: Indices) -> Programs:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
     captured, step = guarded_programs(captured), captured.step
-    names = StateNames(StepModule(step))
+    names = StateNames(StepModule(step), captured.relied)
     refuse_complex({**step.examples, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
     exported = [made.program for made in captured.inference.values()]

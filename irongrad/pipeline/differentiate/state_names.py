@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import nn
 
+from irongrad.diagnostics.source_lines import without_folders
 from irongrad.graph.step_graph import StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
 from irongrad.pipeline.capture.step_modules import StepModule, is_carried, name_of
@@ -14,11 +18,15 @@ from irongrad.runtime.manifest import Role
 class StateNames:
     """The PyTorch names of the step's tensors; all names of a tied tensor lead to its first name.
 
+    Args:
+        module: the module of the step.
+        relied: the user's lines that rely on values of state, as in `CapturedStep`.
+
     Attributes:
         state: the state tensors by name.
     """
 
-    def __init__(self, module: StepModule) -> None:
+    def __init__(self, module: StepModule, relied: Mapping[str, str] = MappingProxyType({})) -> None:
         self.state: dict[str, StateTensor] = {}
         self._canonical: dict[str, str] = {}
         first: dict[int, str] = {}
@@ -38,7 +46,9 @@ class StateNames:
             role = Role.PARAMETER if isinstance(tensor, nn.Parameter) else Role.BUFFER
             role = Role.CARRIED if is_carried(path) else role
             initial = tensor.detach().cpu()
-            self.state[name] = StateTensor(name, role, initial, tuple(aliases.get(name, ())))
+            others = tuple(aliases.get(name, ()))
+            line = next((relied[n] for n in (name, *others) if n in relied), "")
+            self.state[name] = StateTensor(name, role, initial, others, relied_at=without_folders(line))
 
     def of(self, path: str) -> str:
         """Return the state name for an attribute path of the step module."""

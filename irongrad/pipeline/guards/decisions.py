@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from irongrad.diagnostics.source_lines import line_of
+from irongrad.diagnostics.source_lines import line_of, without_folders
 from irongrad.graph.step_graph import Range
 from irongrad.pipeline.guards.early_checks import Part
 from irongrad.pipeline.guards.index_ranges import Verdicts, merged, range_of
@@ -164,20 +163,14 @@ def _piece(use: Use, made: Decided, first: Collection[str]) -> str | None:
 
 def _spec(use: Use, how: str, known: Names) -> IndexSpec:
     if isinstance(use, Assertion):
-        return IndexSpec(_without_folders(use.line), "assert", "true", how)
+        return IndexSpec(without_folders(use.line), "assert", "true", how)
     limit = range_of("", use, known)
     spec = TensorSpec("", "int64", (), limit.minimum, limit.maximum, limit.exempt, tuple(map(str, limit.limits)))
-    return IndexSpec(_without_folders(line_of(use.node)), operator_name(use.node), interval_of(spec), how)
+    return IndexSpec(without_folders(line_of(use.node)), operator_name(use.node), interval_of(spec), how)
 
 
 def _described(limit: Range, use: Use) -> Range:
     """The range of an index, or of an assertion, with what a refusal says of it."""
     if isinstance(use, Assertion):
-        return replace(limit, place=_without_folders(use.line), says=use.says or "the condition does not hold")
-    return replace(limit, place=f"{_without_folders(line_of(use.node))}: the index of {operator_name(use.node)}")
-
-
-def _without_folders(line: str) -> str:
-    """`file:line: source` without the file's folders, which mean nothing on another machine."""
-    file, separator, rest = line.partition(":")
-    return PurePath(file).name + separator + rest
+        return replace(limit, place=without_folders(use.line), says=use.says or "the condition does not hold")
+    return replace(limit, place=f"{without_folders(line_of(use.node))}: the index of {operator_name(use.node)}")
