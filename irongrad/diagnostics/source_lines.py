@@ -45,6 +45,7 @@ _CALLERS = (
     "pipeline/optimizer/trace.py",
     "pipeline/optimizer/optimizer_step.py",
     "pipeline/optimizer/step_hooks.py",
+    "step/after_step.py",
 )
 _ENTRIES = tuple(str(PACKAGE / name) for name in _CALLERS)
 LONGEST = 300

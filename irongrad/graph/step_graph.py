@@ -11,11 +11,23 @@ import torch
 from torch.fx import GraphModule
 
 from irongrad.analysis.records import BUCKET
-from irongrad.runtime.errors import CaptureError
 from irongrad.runtime.manifest import DRAWS, SEED, IndexSpec, Role, steps_of
 from irongrad.sizes.buckets import Bucket
 from irongrad.sizes.limits import Limits
 from irongrad.sizes.symbols import has_symbols
+
+
+@dataclass(frozen=True)
+class Relied:
+    """What steps rely on of the values that a state tensor had at capture.
+
+    Attributes:
+        line: the user's line that does, without its file's folders; empty for values that only the program has.
+        bounds: the least and the largest value; None if all values have to stay as they were.
+    """
+
+    line: str = ""
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -32,8 +44,8 @@ class StateTensor:
         frozen: whether no function of any step changes it; known once all functions are (`with_frozen_state`).
         base_name: its name in a file that other artifacts share, so that no entry point changes it either; empty if it
             lies in the artifact.
-        relied_at: the user's line that read its values when a step was captured, so that the step is right for these
-            alone; empty if there is none.
+        persistent: whether PyTorch's `state_dict` holds it.
+        relied: what the steps rely on of its values at capture; None if they may be any.
     """
 
     name: str
@@ -42,7 +54,8 @@ class StateTensor:
     aliases: tuple[str, ...] = ()
     frozen: bool = False
     base_name: str = ""
-    relied_at: str = ""
+    persistent: bool = True
+    relied: Relied | None = None
 
     @property
     def in_base(self) -> bool:
@@ -154,20 +167,16 @@ def sizes_like(value: torch.Tensor, like: torch.Tensor) -> list[int]:
 def with_frozen_state(graphs: Mapping[str, StepGraph]) -> dict[str, StepGraph]:
     """Mark the state that no function of any of these graphs, over one state, changes.
 
-    A seed is not frozen: `Session.seed` replaces it, and a run resumes with the one that it began with.
-
-    Raises:
-        CaptureError: a step relies on the values that a tensor had at capture, and another one changes it.
+    A seed is not frozen: `Session.seed` replaces it, and a run resumes with the one that it began with. The
+    steps rely on the values of frozen state that no `state_dict` holds: no checkpoint of another program may replace
+    them.
     """
     written = {v.name for g in graphs.values() for f in g.functions.values() for v in f.results if v.kind == "state"}
-    for tensor in [t for g in graphs.values() for t in g.state if t.relied_at and t.name in written]:
-        raise CaptureError(
-            f"{tensor.relied_at}\n  a Python decision or number depends on the values of the buffer {tensor.name}, "
-            "which another step changes. Keep it a tensor, as in x * self.scale and torch.where(condition, a, b)"
-        )
 
     def marked(tensor: StateTensor) -> StateTensor:
-        return replace(tensor, frozen=tensor.name not in written and tensor.role is not Role.RANDOM)
+        frozen = tensor.name not in written and tensor.role is not Role.RANDOM
+        held = frozen and (tensor.role is Role.CONSTANT or not tensor.persistent)
+        return replace(tensor, frozen=frozen, relied=tensor.relied or (Relied() if held else None))
 
     return {name: replace(graph, state=tuple(map(marked, graph.state))) for name, graph in graphs.items()}
 

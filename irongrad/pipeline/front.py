@@ -13,6 +13,7 @@ from irongrad.pipeline.differentiate.differentiate import JointStep, differentia
 from irongrad.pipeline.guards.decisions import Indices
 from irongrad.pipeline.guards.range_checks import add_guards
 from irongrad.pipeline.guards.step_indices import step_indices
+from irongrad.pipeline.optimizer.after_update import trace_after
 from irongrad.pipeline.optimizer.split_step import cut
 from irongrad.pipeline.optimizer.update import add_optimizer
 
@@ -33,9 +34,10 @@ def front(captured: CapturedStep, stage: Stage) -> StepGraph:
         UnsupportedOpError: operators that cannot be compiled, all of them together.
     """
     with refused_together():
-        indices: Indices = step_indices(captured)
+        after = trace_after(captured.step)
+        indices: Indices = step_indices(captured, after.changed if after is not None else ())
         joint: JointStep = stage("differentiate", differentiate, captured, indices)
-        graph: StepGraph = stage("optimizer", add_optimizer, joint)
+        graph: StepGraph = stage("optimizer", add_optimizer, joint, after)
         graph = cut(graph, captured.step.between)
         graph = stage("guards", add_guards, graph, indices, joint.checks)
         check_operators(graph)

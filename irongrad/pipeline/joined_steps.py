@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value
+from irongrad.graph.relied_state import refuse_changed
+from irongrad.graph.step_graph import Function, Relied, StateTensor, StepGraph, Value
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 from irongrad.runtime.errors import CaptureError
@@ -56,7 +57,8 @@ def joined(
         graphs: their graphs.
 
     Raises:
-        CaptureError: two steps update different parameters of one group of an optimizer.
+        CaptureError: two steps update different parameters of one group of an optimizer, or one changes state on whose
+            values another relies.
     """
     if not isinstance(step, Steps):
         return JoinedSteps(graphs, {"": {t.name: t.name for t in graphs[""].state}})
@@ -70,7 +72,9 @@ def joined(
         for tensor in graph.state:
             _add(state, tensor, names[name], frozenset(graphs))
     whole = tuple(state.values())
-    return JoinedSteps({name: _renamed_graph(graph, name, names[name], whole) for name, graph in graphs.items()}, names)
+    renamed = {name: _renamed_graph(graph, name, names[name], whole) for name, graph in graphs.items()}
+    refuse_changed(renamed.values())
+    return JoinedSteps(renamed, names)
 
 
 def renamed_values(expected: Mapping[str, ExpectedAtSizes], steps: JoinedSteps) -> dict[str, ExpectedAtSizes]:
@@ -114,7 +118,14 @@ def _add(state: dict[str, StateTensor], tensor: StateTensor, names: Mapping[str,
             "updates of them all. Put the parameters that only one step updates into a group of their own"
         )
     aliases = tuple(dict.fromkeys((*known.aliases, *aliases)))
-    state[name] = replace(known, aliases=aliases, relied_at=known.relied_at or tensor.relied_at)
+    state[name] = replace(known, aliases=aliases, relied=_both(known.relied, tensor.relied))
+
+
+def _both(a: Relied | None, b: Relied | None) -> Relied | None:
+    """What either of two steps relies on: all values if one does, and otherwise their bounds, which are the same."""
+    if a is None or (b is not None and b.bounds is None):
+        return b
+    return a
 
 
 def _alias(alias: str, names: Mapping[str, str], prefix: str, steps: frozenset[str]) -> str:

@@ -16,7 +16,7 @@ from irongrad.analysis.file import encoded
 from irongrad.analysis.records import FORMAT_VERSION as RECORD_VERSION
 from irongrad.analysis.records import Analysis, Judged
 from irongrad.graph.dtypes import to_numpy
-from irongrad.graph.step_graph import StateTensor, StepGraph
+from irongrad.graph.step_graph import Relied, StateTensor, StepGraph
 from irongrad.passes import Pass, spelled
 from irongrad.passes.base import Choice
 from irongrad.pipeline.assemble.exchange import exchanged
@@ -309,7 +309,7 @@ def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origi
         statistics={g.name: sizes for g in module.graphs if (sizes := statistics_bytes(g))},
         shards=tuple(shard.state for shard in graph.shards),
         placement=module.placement,
-        relied={t.name: _relied(t) for t in graph.state if t.relied_at},
+        relied={t.name: _relied(t, t.relied) for t in graph.state if t.relied is not None},
         steps={
             graph.name: StepSpec(**_of_step(graph, _without_whole(interface)))
             for graph, interface in zip(module.graphs, module.interfaces, strict=True)
@@ -318,9 +318,11 @@ def _manifest(module: Modules, compiled: Sequence[CompiledModule], origin: Origi
     )
 
 
-def _relied(tensor: StateTensor) -> ReliedSpec:
-    raw = bytes_of(tensor.initial)
-    return ReliedSpec(tensor.relied_at, shown_values(to_numpy(tensor.initial)), hashlib.sha256(raw.data).hexdigest())
+def _relied(tensor: StateTensor, relied: Relied) -> ReliedSpec:
+    if relied.bounds is not None:
+        return ReliedSpec(relied.line, bounds=relied.bounds)
+    digest = hashlib.sha256(bytes_of(tensor.initial).data).hexdigest()
+    return ReliedSpec(relied.line, shown_values(to_numpy(tensor.initial)), digest)
 
 
 def _of_whole(module: Modules) -> dict[str, Any]:

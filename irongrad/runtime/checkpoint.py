@@ -22,7 +22,7 @@ from irongrad.runtime.arrays import Array, shown_values
 from irongrad.runtime.atomic_files import atomic_write, link_or_copy
 from irongrad.runtime.base_file import refuse_other_values
 from irongrad.runtime.errors import ArtifactError
-from irongrad.runtime.manifest import OF_UPDATES, Manifest, Role, StateSpec, trained_state
+from irongrad.runtime.manifest import OF_UPDATES, Manifest, ReliedSpec, Role, StateSpec, trained_state
 from irongrad.runtime.nonfinite import is_finite
 from irongrad.runtime.safetensors_file import (
     Checksum,
@@ -229,13 +229,33 @@ def _refuse_others(arrays: Mapping[str, Array], manifest: Manifest, source: str)
     """
     for name, spec in manifest.relied.items():
         array = arrays.get(name)
-        if array is None or hashlib.sha256(array.tobytes()).hexdigest() == spec.sha256:
-            continue
-        raise ArtifactError(
-            f"{source} has {shown_values(array)} for {name}, and the step was compiled for {spec.values}: {spec.line} "
-            f"makes a Python number or decision of it. Compile the step with the new values, or keep {name} a tensor "
-            "in the model, as in x * self.scale"
+        if array is not None and not _is_as_relied(array, spec):
+            raise ArtifactError(f"{source} has {_not_as_relied(name, array, spec)}")
+
+
+def _is_as_relied(array: Array, spec: ReliedSpec) -> bool:
+    if spec.bounds is None:
+        return hashlib.sha256(array.tobytes()).hexdigest() == spec.sha256
+    return bool(((array >= spec.bounds[0]) & (array <= spec.bounds[1])).all())
+
+
+def _not_as_relied(name: str, array: Array, spec: ReliedSpec) -> str:
+    if spec.bounds is not None:
+        return (
+            f"values of {name} outside of [{spec.bounds[0]}, {spec.bounds[1]}]: {spec.line} computes an index from "
+            "them, which is proved to be in range for these. Clamp it in the model, index.clamp(0, size - 1), or "
+            "compile the step with the new values"
         )
+    others = f"{shown_values(array)} for {name}, and the step was compiled for {spec.values}"
+    if not spec.line:
+        return (
+            f"{others}. No step changes {name} and no state_dict holds it, so it comes from another program: leave it "
+            "out, as model.state_dict() does"
+        )
+    return (
+        f"{others}: {spec.line} makes a Python number or decision of it. Compile the step with the new values, or keep "
+        f"{name} a tensor in the model, as in x * self.scale"
+    )
 
 
 def _counters(manifest: Manifest) -> set[str]:

@@ -233,19 +233,19 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class ReliedSpec:
-    """The values of a state tensor that the model's Python code read when the step was captured.
-
-    The step is right for these values alone, so no state may have others.
+    """What a step relies on of the values that a state tensor had when the step was captured.
 
     Attributes:
-        line: the user's line that read them.
-        values: the values as text; of more than a few, the first.
-        sha256: the hash of their bytes.
+        line: the user's line that relies on it; empty for values that only the program has, and no `state_dict`.
+        values: the values as text, of many the first; empty if they may change within bounds.
+        sha256: the hash of their bytes; empty if they may change within bounds.
+        bounds: the least and the largest value that the state may have; None if no value may change.
     """
 
     line: str
-    values: str
-    sha256: str
+    values: str = ""
+    sha256: str = ""
+    bounds: tuple[int | float, int | float] | None = None
 
 
 def trained_state(state: Iterable[StateSpec]) -> tuple[StateSpec, ...]:

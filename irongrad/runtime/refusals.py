@@ -54,7 +54,7 @@ def other_values(place: str, name: str, values: str, *, numbered: bool) -> str:
         values: its values then, as text.
         numbered: whether IREE appends a number, which is 1 for that.
     """
-    said = f"{place}: the step was compiled for the values of {name} at this line, {values}, and the state has others"
+    said = f"{place}: the step was compiled for the values of {name} at capture, {values}, and the state has others"
     return f"{said}{_NUMBER_OF_FALSE}:" if numbered else said
 
 

@@ -7,6 +7,7 @@
 #include "json.h"
 #include "safetensors.h"
 #include "session.h"
+#include "sha256.h"
 
 /* The state as `export_state` returned it, copied to the host: one array for each result. */
 typedef struct ig_exported {
@@ -191,7 +192,19 @@ static bool fits(const ig_tensor *wanted, const ig_stored *found, ig_problems *p
   return false;
 }
 
-static void compare_state(const ig_state *state, const ig_safetensors *file, bool optional, ig_problems *problems) {
+/* Whether a tensor has the values that the step was compiled for; those that may change within bounds, `import_state`
+ * checks. */
+static bool has_relied_values(const ig_manifest *manifest, const ig_stored *tensor) {
+  const cJSON *relied = cJSON_GetObjectItemCaseSensitive(manifest->json, "relied");
+  const char *sha256 = ig_json_text(cJSON_GetObjectItemCaseSensitive(relied, tensor->name), "sha256");
+  char found[IG_SHA256_HEX];
+  if (!sha256 || !*sha256) return true;
+  return ig_sha256_end(ig_sha256_add(ig_sha256_begin(), tensor->data, tensor->size), found) &&
+         strcmp(found, sha256) == 0;
+}
+
+static void compare_state(const ig_manifest *manifest, const ig_state *state, const ig_safetensors *file, bool optional,
+                          ig_problems *problems) {
   const ig_stored *found = ig_safetensors_find(file, state->tensor.name);
   const cJSON *alias;
   if (!found) {
@@ -199,6 +212,9 @@ static void compare_state(const ig_state *state, const ig_safetensors *file, boo
     return;
   }
   if (!fits(&state->tensor, found, problems)) return;
+  if (!has_relied_values(manifest, found)) {
+    add_problem(problems, "%s has other values than those that the step was compiled for", found->name);
+  }
   if (state->counts && has_negative(found)) add_problem(problems, "%s counts, and is below 0", found->name);
   cJSON_ArrayForEach(alias, state->aliases) {
     const ig_stored *other = ig_safetensors_find(file, alias->valuestring);
@@ -234,7 +250,7 @@ static irongrad_status check_fit(const ig_manifest *manifest, const ig_safetenso
   if (!problems.out) return ig_fail_memory();
   const bool partial = is_trainable_part(manifest, file);
   for (size_t i = 0; i < manifest->state_count; ++i) {
-    compare_state(&manifest->state[i], file, partial && manifest->state[i].frozen, &problems);
+    compare_state(manifest, &manifest->state[i], file, partial && manifest->state[i].frozen, &problems);
   }
   for (size_t i = 0; i < file->count; ++i) {
     const char *name = file->tensors[i].name;

@@ -1,18 +1,21 @@
-"""Refusals of other values of state that Python code of the model read when the step was captured.
+"""Refusals of state with other values than the ones at capture on which the step relies.
 
-The step is right for these values alone. The module compares the state when it is loaded, so also with a checkpoint in
-the place of the initial state, and when `import_state` replaces it.
+Python code of the model read them, or they keep an index within its tensor. The module looks at the state when it is
+loaded, so also with a checkpoint in the place of the initial state, and when `import_state` replaces it. Constants of
+the program are left to the manifest: they may be large, and no other state than that of another program has others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StateTensor, StepGraph, Value
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.refusal_messages import refuse_unless_equal
-from irongrad.pipeline.assemble.storage import Storage, element_of, elements, quoted, tensor_type
+from irongrad.pipeline.assemble.storage import Storage, element_of, quoted, tensor_type
 from irongrad.runtime.arrays import shown_values
 from irongrad.runtime.manifest import EntryPoint
 from irongrad.runtime.refusals import other_values
@@ -27,8 +30,8 @@ def refuse_other_initial_values(graph: StepGraph) -> Iterator[str]:
         kind = tensor_type(tensor.initial)
         yield "util.initializer {"
         yield from (f"  {line}" for line in storage.load("%given", Value("state", tensor.name), kind))
-        yield from (f"  {line}" for line in _same("%same", "%given", tensor))
-        yield f'  cf.assert %same, "{quoted(_message(tensor, numbered=False))}"'
+        yield from (f"  {line}" for line in _accepted("%accepted", "%given", tensor))
+        yield f'  cf.assert %accepted, "{quoted(_message(tensor, numbered=False))}"'
         yield "  util.return"
         yield "}"
 
@@ -45,7 +48,7 @@ def refuse_other_values(entry: EntryPoint, graph: StepGraph, names: Sequence[str
     for i, spec in enumerate(entry.inputs):
         if spec.name in relied:
             tensor, own = relied[spec.name], f"%relied{i}"
-            yield from _same(own, f"%arg{i}", tensor)
+            yield from _accepted(own, f"%arg{i}", tensor)
             yield f"{own}.true = arith.constant true"
             yield f"{own}.other = arith.xori {own}, {own}.true : i1"
             yield f"{own}.given = arith.index_castui {own}.other : i1 to index"
@@ -58,29 +61,23 @@ def refuse_other_values(entry: EntryPoint, graph: StepGraph, names: Sequence[str
 
 
 def _relied(graph: StepGraph) -> list[StateTensor]:
-    return [t for t in graph.state if t.relied_at and t.initial.numel() > 0]
+    return [t for t in graph.state if t.relied is not None and t.relied.line and t.initial.numel() > 0]
 
 
 def _message(tensor: StateTensor, *, numbered: bool) -> str:
-    values = shown_values(to_numpy(tensor.initial))
-    return other_values(tensor.relied_at, tensor.name, values, numbered=numbered)
+    assert tensor.relied is not None
+    bounds = tensor.relied.bounds
+    values = f"in [{bounds[0]}, {bounds[1]}]" if bounds is not None else shown_values(to_numpy(tensor.initial))
+    return other_values(tensor.relied.line, tensor.name, values, numbered=numbered)
 
 
-def _same(result: str, value: str, tensor: StateTensor) -> Iterator[str]:
-    """Whether a tensor has the values, bit for bit, that it had at capture; an i1."""
+def _accepted(result: str, value: str, tensor: StateTensor) -> Iterator[str]:
+    """Whether a tensor has values that the step relies on; an i1."""
     kind, size = tensor_type(tensor.initial), tensor.initial.numel()
     own = element_of(kind)
-    bits = _BITS.get(own, own)
-    flat = f"tensor<{elements(kind)}x{own}>"
-    whole = flat.replace(own, bits) if own != "i1" else f"tensor<{size}xi8>"
+    flat = f"tensor<{size}x{own}>"
     yield f"{result}.flat = flow.tensor.reshape {value} : {kind} -> {flat}"
-    if own == "i1":
-        yield f"{result}.bits = arith.extui {result}.flat : {flat} to {whole}"
-    elif own != bits:
-        yield f"{result}.bits = arith.bitcast {result}.flat : {flat} to {whole}"
-    given = f"{result}.bits" if whole != flat else f"{result}.flat"
-    yield f'{result}.kept = arith.constant dense<"0x{_hexadecimal(tensor)}"> : {whole}'
-    yield f"{result}.ne = arith.cmpi ne, {given}, {result}.kept : {whole}"
+    yield from _differs(f"{result}.ne", f"{result}.flat", tensor, own)
     yield f"{result}.zero = arith.constant dense<0> : tensor<i32>"
     yield f"{result}.any = linalg.generic {{"
     yield "  indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> ()>],"
@@ -96,5 +93,34 @@ def _same(result: str, value: str, tensor: StateTensor) -> Iterator[str]:
     yield f"{result} = arith.cmpi eq, {result}.host, {result}.none : i32"
 
 
-def _hexadecimal(tensor: StateTensor) -> str:
-    return to_numpy(tensor.initial).tobytes().hex().upper()
+def _differs(result: str, value: str, tensor: StateTensor, own: str) -> Iterator[str]:
+    """The elements, of the MLIR type `own`, that the step does not accept; a tensor of i1."""
+    assert tensor.relied is not None
+    bounds, size = tensor.relied.bounds, tensor.initial.numel()
+    kind = own
+    if own == "i1":
+        kind = "i8"
+        yield f"{result}.wide = arith.extui {value} : tensor<{size}xi1> to tensor<{size}xi8>"
+        value = f"{result}.wide"
+    elif bounds is None and own in _BITS:
+        kind = _BITS[own]
+        yield f"{result}.bits = arith.bitcast {value} : tensor<{size}x{own}> to tensor<{size}x{kind}>"
+        value = f"{result}.bits"
+    whole = f"tensor<{size}x{kind}>"
+    if bounds is None:
+        yield f'{result}.kept = arith.constant dense<"0x{to_numpy(tensor.initial).tobytes().hex()}"> : {whole}'
+        yield f"{result} = arith.cmpi ne, {value}, {result}.kept : {whole}"
+        return
+    is_float, is_signed = tensor.initial.dtype.is_floating_point, tensor.initial.dtype.is_signed
+    compare = "arith.cmpf u" if is_float else "arith.cmpi s" if is_signed else "arith.cmpi u"
+    for name, bound in zip(("lt", "gt"), bounds, strict=True):
+        yield f"{result}.{name}.limit = arith.constant dense<{_literal(bound, tensor.initial.dtype)}> : {whole}"
+        yield f"{result}.{name} = {compare}{name}, {value}, {result}.{name}.limit : {whole}"
+    yield f"{result} = arith.ori {result}.lt, {result}.gt : tensor<{size}xi1>"
+
+
+def _literal(bound: float, dtype: torch.dtype) -> str:
+    """A number in MLIR's syntax: an integer, or the bits of a float."""
+    if not dtype.is_floating_point:
+        return str(int(bound))
+    return f"0x{int.from_bytes(to_numpy(torch.tensor(bound, dtype=dtype)).tobytes(), 'little'):0{2 * dtype.itemsize}X}"

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from irongrad.graph.step_graph import StateTensor
+from irongrad.diagnostics.source_lines import without_folders
+from irongrad.graph.step_graph import Relied, StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.capture.step_modules import StepModule
+from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.differentiate.inference import decomposed, inference_program
 from irongrad.pipeline.differentiate.joint_program import joint_program
 from irongrad.pipeline.differentiate.specialise import Interpret, Program
@@ -48,7 +49,9 @@ def programs(captured: CapturedStep, indices: Indices) -> Programs:
         CaptureError: no parameter of the optimizer gets a gradient, or AOTAutograd refuses the graph.
     """
     captured, step = guarded_programs(captured), captured.step
-    names = StateNames(StepModule(step), captured.relied)
+    relied = {name_of(path): what for path, what in indices.relied.items()}
+    relied |= {name: Relied(without_folders(line)) for name, line in captured.relied.items()}
+    names = StateNames(StepModule(step), relied)
     refuse_complex({**step.examples, **{n: t.initial for n, t in names.state.items()}})
     joint = joint_program(captured, names)
     exported = [made.program for made in captured.inference.values()]

@@ -8,8 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from irongrad.diagnostics.source_lines import without_folders
-from irongrad.graph.step_graph import StateTensor
+from irongrad.graph.step_graph import Relied, StateTensor
 from irongrad.operators.legalize.complex_numbers import refuse_complex
 from irongrad.pipeline.capture.step_modules import StepModule, is_carried, name_of
 from irongrad.runtime.manifest import Role
@@ -20,13 +19,13 @@ class StateNames:
 
     Args:
         module: the module of the step.
-        relied: the user's lines that rely on values of state, as in `CapturedStep`.
+        relied: what the step relies on of the values of its state, by name.
 
     Attributes:
         state: the state tensors by name.
     """
 
-    def __init__(self, module: StepModule, relied: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, module: StepModule, relied: Mapping[str, Relied] = MappingProxyType({})) -> None:
         self.state: dict[str, StateTensor] = {}
         self._canonical: dict[str, str] = {}
         first: dict[int, str] = {}
@@ -41,14 +40,16 @@ class StateNames:
             self._canonical[path] = name
             if name != name_of(path):
                 aliases.setdefault(name, []).append(name_of(path))
+        passing = {name_of(f"{p}.{n}") for p, m in module.named_modules() for n in m._non_persistent_buffers_set}
         for path, tensor in tensors:
             name = self._canonical[path]
             role = Role.PARAMETER if isinstance(tensor, nn.Parameter) else Role.BUFFER
             role = Role.CARRIED if is_carried(path) else role
             initial = tensor.detach().cpu()
             others = tuple(aliases.get(name, ()))
-            line = next((relied[n] for n in (name, *others) if n in relied), "")
-            self.state[name] = StateTensor(name, role, initial, others, relied_at=without_folders(line))
+            kept = not passing.issuperset((name, *others))
+            found = next((relied[n] for n in (name, *others) if n in relied), None)
+            self.state[name] = StateTensor(name, role, initial, others, persistent=kept, relied=found)
 
     def of(self, path: str) -> str:
         """Return the state name for an attribute path of the step module."""

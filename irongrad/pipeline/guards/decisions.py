@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from irongrad.diagnostics.source_lines import line_of, without_folders
-from irongrad.graph.step_graph import Range
+from irongrad.graph.step_graph import Range, Relied
 from irongrad.pipeline.guards.early_checks import Part
 from irongrad.pipeline.guards.index_ranges import Verdicts, merged, range_of
 from irongrad.pipeline.guards.index_uses import Assertion, Use, operator_name
@@ -48,6 +48,7 @@ class Indices:
         early: the programs that compute them, by the function of the step graph that relies on them.
         conditions: relations between named dimensions under which all indices that depend on sizes alone are in range.
         specs: a record of every index, for the manifest.
+        relied: what proofs rely on of the values of state, by its path in the step's module.
     """
 
     ranges: tuple[Range, ...] = ()
@@ -55,6 +56,7 @@ class Indices:
     early: Mapping[str, EarlyProgram] = field(default_factory=dict)
     conditions: tuple[Any, ...] = ()
     specs: tuple[IndexSpec, ...] = ()
+    relied: Mapping[str, Relied] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,14 @@ class Decided:
         inputs: the names of inputs, by placeholder.
         known: the symbols in its sizes, as expressions of named dimensions.
         part: what a check may compute of it; None if all indices are decided without one.
+        relied: what the proofs rely on of constants and of state, by placeholder.
     """
 
     verdicts: Verdicts
     inputs: Mapping[Node, str]
     known: Names
     part: Part | None = None
+    relied: Mapping[Node, Relied] = field(default_factory=dict)
 
 
 class Decisions:

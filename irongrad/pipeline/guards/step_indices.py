@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,20 +15,27 @@ from torch.utils._pytree import tree_structure
 from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.graph.derivatives import with_gradients
 from irongrad.graph.flat_graph import FlatGraph
+from irongrad.graph.step_graph import Relied
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.plain_operators import plain_operators
+from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, EarlyProgram, Indices
 from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
 from irongrad.pipeline.guards.index_uses import Use, assertions_of, without_assertions
+from irongrad.pipeline.guards.relied_bounds import relied_bounds
 from irongrad.pipeline.guards.value_bounds import ConstantBounds
 from irongrad.pipeline.guards.written_memory import written
 from irongrad.sizes.dimensions import Dynamic, Names, names_in_program
 
 
-def step_indices(captured: CapturedStep) -> Indices:
+def step_indices(captured: CapturedStep, changed: Collection[str] = ()) -> Indices:
     """Decide on every index of a step.
+
+    Args:
+        captured: the step.
+        changed: the names of the state that `after_step` changes.
 
     Raises:
         CaptureError: an index is neither proved to be in range, nor can it be checked before a step begins.
@@ -37,13 +44,32 @@ def step_indices(captured: CapturedStep) -> Indices:
     inputs, joint = tuple(step.inputs), "forward" if step.between else "joint"
     programs = [(joint, captured.train, inputs)]
     programs += [(name, made.program, made.inputs) for name, made in captured.inference.items()]
-    decisions, early = Decisions(), dict[str, EarlyProgram]()
+    decisions, early, relied = Decisions(), dict[str, EarlyProgram](), dict[str, Relied]()
+    paths = _changed_paths(captured, changed)
     for name, program, taken in programs:
-        functional, made = _decided(program, taken, step.dynamic)
+        functional, made = _decided(program, taken, step.dynamic, paths)
+        relied |= _by_path(functional, made.relied)
         first = captured.call.positional + captured.call.keyword if name == "forward" else None
         for piece, checks in decisions.add(made, name, first).items():
             early[piece] = _early(functional, made, checks, taken)
-    return decisions.indices(early)
+    return replace(decisions.indices(early), relied=relied)
+
+
+def _changed_paths(captured: CapturedStep, changed: Collection[str]) -> set[str]:
+    """All paths of the tensors that programs of a step change, and of those with the names `changed`."""
+    module = StepModule(captured.step)
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    paths = {path for program in captured.programs for path in _written_paths(program)}
+    ids = {id(tensor) for path, tensor in tensors if path in paths or name_of(path) in changed}
+    return {path for path, tensor in tensors if id(tensor) in ids}
+
+
+def _written_paths(program: ExportedProgram) -> set[str]:
+    """The paths of the state that a program writes in place, or in its functional form returns."""
+    signature = program.graph_signature
+    by_name = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    in_place = (n.name for n in written(FlatGraph(program.graph_module)) if n.op == "placeholder")
+    return {*signature.buffers_to_mutate.values(), *(by_name[name] for name in in_place if name in by_name)}
 
 
 def guarded_programs(captured: CapturedStep) -> CapturedStep:
@@ -71,47 +97,65 @@ def _float_indices(graph: GraphModule) -> Iterator[Use]:
     return float_indices(flat.nodes, flat.makers, written(flat))
 
 
-def _decided(program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic) -> tuple[ExportedProgram, Decided]:
+def _decided(
+    program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic, changed: Collection[str]
+) -> tuple[ExportedProgram, Decided]:
     """Decide on the indices of a program, or of its functional form, which is returned in its place.
 
     In the functional form nothing writes into memory, and only branches and loops are regions.
+
+    Args:
+        program: the program.
+        inputs: the names of its inputs.
+        dynamic: the step's dimensions that vary.
+        changed: the paths of the tensors that a program, or `after_step`, changes.
     """
     known = names_in_program(program, inputs, dynamic)
-    view = _view(program, inputs, FlatGraph(program.graph_module), known)
+    view = _view(program, inputs, FlatGraph(program.graph_module), known, changed)
     verdicts = verdicts_on(view)
     if not verdicts.open:
-        return program, Decided(verdicts, view.inputs, known)
+        return program, Decided(verdicts, view.inputs, known, relied=relied_bounds(view, verdicts))
     with plain_operators(), quiet_export():
         program = with_gradients(program).run_decompositions({})
     known = names_in_program(program, inputs, dynamic)
-    view = _view(program, inputs, FlatGraph(program.graph_module), known)
+    view = _view(program, inputs, FlatGraph(program.graph_module), known, changed)
     verdicts = verdicts_on(view)
-    given = {*view.inputs, *view.known} - set(view.opaque)
-    return program, Decided(verdicts, view.inputs, known, Part(program.graph_module, given, verdicts.bounds))
+    readable = {node for node, _ in _constants(program, _written_paths(program))}
+    given = {*view.inputs, *readable} - set(view.opaque)
+    part = Part(program.graph_module, given, verdicts.bounds)
+    return program, Decided(verdicts, view.inputs, known, part, relied_bounds(view, verdicts))
 
 
-def _view(program: ExportedProgram, inputs: Sequence[str], flat: FlatGraph, known: Names) -> View:
+def _by_path(program: ExportedProgram, relied: Mapping[Node, Relied]) -> dict[str, Relied]:
+    """What is relied on of state, by its path; the constants of a program are no state that may change."""
+    signature = program.graph_signature
+    paths = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    return {paths[node.name]: what for node, what in relied.items() if node.name in paths}
+
+
+def _view(
+    program: ExportedProgram, inputs: Sequence[str], flat: FlatGraph, known: Names, changed: Collection[str]
+) -> View:
     by_name = dict(zip(program.graph_signature.user_inputs, inputs, strict=True))
     top = [n for n in program.graph.nodes if n.op == "placeholder"]
-    changed = written(flat)
-    opaque = changed | flat.carried
-    carries = {node: carry for node, carry in flat.carries.items() if node not in changed}
-    constants = {node: value for node, value in _constants(program) if node not in opaque}
+    overwritten = written(flat)
+    opaque = overwritten | flat.carried
+    carries = {node: carry for node, carry in flat.carries.items() if node not in overwritten}
+    constants = {node: value for node, value in _constants(program, changed) if node not in opaque}
     placeholders = {node: by_name[node.name] for node in top if node.name in by_name}
     return View(flat.nodes, placeholders, ConstantBounds(constants), known, flat.makers, opaque, carries)
 
 
-def _constants(program: ExportedProgram) -> Iterator[tuple[Node, torch.Tensor]]:
-    """The placeholders of tensors that no step changes, with their values: constants, buffers, frozen parameters."""
+def _constants(program: ExportedProgram, changed: Collection[str]) -> Iterator[tuple[Node, torch.Tensor]]:
+    """The placeholders of constants, and of buffers and frozen parameters that are not `changed`, with their values."""
     by_name = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    written = program.graph_signature.buffers_to_mutate.values()
     for spec in program.graph_signature.input_specs:
         if spec.kind not in (InputKind.CONSTANT_TENSOR, InputKind.BUFFER, InputKind.PARAMETER):
             continue
         path = str(spec.target)
         value = program.constants[path] if path in program.constants else program.state_dict[path]
         frozen = spec.kind is not InputKind.PARAMETER or not value.requires_grad
-        if frozen and path not in written and isinstance(value, torch.Tensor):
+        if frozen and path not in changed and isinstance(value, torch.Tensor):
             yield by_name[spec.arg.name], value
 
 

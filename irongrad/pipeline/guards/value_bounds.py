@@ -194,6 +194,11 @@ class ConstantBounds(Mapping[Node, Interval]):
         self._tensors = tensors
         self._found: dict[Node, Interval] = {}
 
+    @property
+    def asked(self) -> Mapping[Node, Interval]:
+        """The bounds that were asked for so far."""
+        return self._found
+
     def __getitem__(self, node: Node) -> Interval:
         if node not in self._found:
             self._found[node] = constant_bounds(self._tensors[node])

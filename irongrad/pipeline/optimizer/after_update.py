@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,13 @@ from torch.utils._pytree import tree_map
 
 from irongrad.diagnostics.source_lines import place_of, user_frames, where
 from irongrad.graph.cleanup import merge_common_subexpressions
-from irongrad.graph.step_graph import Value
+from irongrad.graph.step_graph import Relied, Value
 from irongrad.operators.random import is_random
 from irongrad.pipeline.capture.hooks import untraceable
 from irongrad.pipeline.capture.hyper_reads import hyper_reads_refused
 from irongrad.pipeline.capture.step_modules import StepModule
 from irongrad.pipeline.differentiate.state_names import StateNames
+from irongrad.pipeline.guards.update_indices import prove_indices
 from irongrad.pipeline.optimizer.branches import along_all_ways
 from irongrad.pipeline.optimizer.changed_tensors import Changes, changes_of
 from irongrad.pipeline.optimizer.hyper_symbols import branched, symbolic_float
@@ -53,6 +54,7 @@ class AfterUpdate:
         results: the state that changes.
         hypers: the numbers of the user's functions that are inputs of the step.
         fixed: those on whose values the functions decide, or that they do not read.
+        relied: what proofs on its indices rely on of other state, by name.
     """
 
     graph: GraphModule
@@ -60,6 +62,12 @@ class AfterUpdate:
     results: tuple[Value, ...]
     hypers: tuple[Hyper, ...]
     fixed: tuple[Hyper, ...]
+    relied: Mapping[str, Relied] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The names of the state that changes."""
+        return frozenset(value.name for value in self.results)
 
 
 def trace_after(step: TrainStep) -> AfterUpdate | None:
@@ -257,7 +265,10 @@ def _checked(traced: _Trace, graph: GraphModule, changes: Sequence[Changes], fix
             graph.graph.erase_node(node)
     graph.recompile()
     results = tuple(Value("state", name) for name in new)
-    return AfterUpdate(graph, tuple(kept.values()), results, tuple(traced.hypers), fixed)
+    known = {node: v.name for node, v in kept.items() if v.kind == "state" and v.name not in {*new, STEPS}}
+    relied = prove_indices(graph, {node: traced.tensors[name].detach() for node, name in known.items()})
+    of_state = {known[node]: what for node, what in relied.items()}
+    return AfterUpdate(graph, tuple(kept.values()), results, tuple(traced.hypers), fixed, of_state)
 
 
 def _refuse_lost(step: TrainStep, changes: Sequence[Changes], new: Mapping[str, Node]) -> None:

@@ -23,6 +23,7 @@ from irongrad.graph.cleanup import merge_common_subexpressions
 from irongrad.graph.step_graph import StateTensor, Value
 from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.differentiate.differentiate import JointStep
+from irongrad.pipeline.guards.update_indices import prove_indices
 from irongrad.pipeline.optimizer.branches import TooManyWaysError
 from irongrad.pipeline.optimizer.foreign import ForeignState, foreign_state
 from irongrad.pipeline.optimizer.foreign_step import ChangedSlotsError
@@ -216,6 +217,7 @@ def _trace(update: OptimizerStep) -> tuple[GraphModule, list[Hyper], list[Hyper]
         if _runs_users_code(update.step.optimizers):
             raise reads_outside(update.step.optimizers)
         raise InternalError(f"tracing the optimizer's update turned values into constants: {lost}")
+    prove_indices(graph)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     last = placeholders[len(placeholders) - len(symbols) :]
     unread = [h for h, node in zip(symbols, last, strict=True) if not node.users]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from irongrad.graph.cleanup import eliminate_dead_code
+from irongrad.graph.relied_state import refuse_changed
 from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, specialised_name
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.legalize.scalars import ScalarsToTensors
@@ -25,22 +26,28 @@ _STEPS = Value("state", STEPS)
 _UPDATES_MADE = Value("made", "updates")  # by each optimizer; only inside a scaled update
 
 
-def add_optimizer(joint: JointStep) -> StepGraph:
+def add_optimizer(joint: JointStep, after: AfterUpdate | None = None) -> StepGraph:
     """Trace the update and build the functions of the step graph.
 
+    Args:
+        joint: the differentiated step.
+        after: the trace of its `after_step`, if there is one already.
+
     Raises:
-        CaptureError: an optimizer's state or update cannot be captured, or a hyperparameter has the name of an input.
+        CaptureError: an optimizer's state or update cannot be captured, a hyperparameter has the name of an input, an
+            index of the update is not proved to be in range, or the step changes state on whose values it relies.
     """
     step = joint.captured.step
     update = trace_update(joint)
+    after = after or trace_after(step)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
-    state = (*joint.state, *update.state, steps)
+    relied = after.relied if after is not None else {}
+    of_model = (replace(t, relied=t.relied or relied.get(t.name)) for t in joint.state)
+    state = (*of_model, *update.state, steps)
     # Tensors of our own: an eager run in another thread gives the user's other memory meanwhile.
     entries = {name: made.inputs for name, made in joint.captured.inference.items() if name in step.entries}
     taken = {*step.inputs, *(n for names in entries.values() for n in names)}  # an entry may be left out
     inputs = {name: tensor.detach() for name, tensor in step.examples.items() if name in taken}
-    after = trace_after(step)
-    _refuse_relied(joint.captured.relied, after)
     hypers = _hypers(joint, update, after)
     fixed = [*update.fixed, *(after.fixed if after is not None else ())]
     if clash := sorted(set(hypers) & set(inputs)):
@@ -56,7 +63,7 @@ def add_optimizer(joint: JointStep) -> StepGraph:
     for specialised in joint.specialised[:-1]:  # the functions of the last have the plain names
         functions[specialised_name("joint", specialised.bucket)] = _joint_function(specialised.joint, update)
         functions |= {specialised_name(n, specialised.bucket): f for n, f in specialised.inference.items()}
-    return StepGraph(
+    graph = StepGraph(
         state,
         update.parameters,
         inputs,
@@ -72,6 +79,8 @@ def add_optimizer(joint: JointStep) -> StepGraph:
         entries=entries,
         output_sizes=joint.output_sizes,
     )
+    refuse_changed([graph])
+    return graph
 
 
 def _names(after: AfterUpdate) -> set[str]:
@@ -193,20 +202,6 @@ def _counted_update(joint: JointStep, update: Update, count: Value) -> Function:
 
 def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new.to(old.dtype).reshape(old.shape)
-
-
-def _refuse_relied(relied: Mapping[str, str], after: AfterUpdate | None) -> None:
-    """Refuse an `after_step` that changes a buffer on whose values at capture a Python decision or number relies.
-
-    Raises:
-        CaptureError: there is one; names the line that relies on it.
-    """
-    for name in [r.name for r in after.results if r.name in relied] if after is not None else ():
-        raise CaptureError(
-            f"{relied[name]}\n  a Python decision or number depends on the values of the buffer "
-            f"{name.rpartition('.')[2]}, which after_step changes. Keep it a tensor, as in x * self.scale and "
-            "torch.where(condition, a, b)"
-        )
 
 
 def _joint_function(whole: Function, update: Update) -> Function:

@@ -238,6 +238,6 @@ def test_a_size_bounds_an_index_into_another_input_of_that_size(rows: str, is_pr
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ig.TrainStep(model, functional.cross_entropy, optimizer, inputs, dynamic=dynamic)
     program = capture(step).train
-    functional_form, made = _decided(program, tuple(inputs), step.dynamic)
+    functional_form, made = _decided(program, tuple(inputs), step.dynamic, ())
     assert (functional_form is program) == is_proved
     assert bool(made.verdicts.open) != is_proved or made.verdicts.conditions
