@@ -29,6 +29,7 @@ from irongrad.runtime.errors import ArtifactError
 from irongrad.runtime.manifest import Manifest, PlacementSpec
 from irongrad.runtime.manifest_file import read_manifest, write_manifest
 from tests.cmake.test_cmake import ROOT, succeed
+from tests.runtime.test_relied_values import Indexed, OfTheProgram, Reads, make_step
 
 SOURCE = os.environ.get("IRONGRAD_IREE_SOURCE_DIR")
 pytestmark = [
@@ -414,6 +415,26 @@ def test_a_refused_checkpoint_changes_nothing(damage, message, driver, mlp_artif
     status, said = driver("restore", path)
     assert (status, message in said) == (ARTIFACT_ERROR, True), said
     assert equal(driver.state(), before)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "status", "message"),
+    [
+        (Reads(), "scale", ARTIFACT_ERROR, "scale has other values than those that the step was compiled for"),
+        (OfTheProgram(1), "passing", ARTIFACT_ERROR, "passing has other values than those that the step"),
+        (Indexed(), "place", GUARD_ERROR, "compiled for the values of place at capture, in [0, 3]"),
+    ],
+)
+def test_other_values_than_a_step_relies_on_are_refused(model, name, status, message, driver, tmp_path):
+    ig.compile(make_step(model), tmp_path / "net")
+    state = Session(tmp_path / "net").state()
+    safetensors.numpy.save_file(state, tmp_path / "same.safetensors")
+    other = {**state, name: state[name] + np.asarray(9, state[name].dtype)}
+    safetensors.numpy.save_file(other, tmp_path / "other.safetensors")
+    assert driver("load", tmp_path / "net") == (OK, "")
+    assert driver("restore", tmp_path / "same.safetensors") == (OK, "")
+    found, said = driver("restore", tmp_path / "other.safetensors")
+    assert (found, message in said, "shape" in said) == (status, True, False), said
 
 
 def test_a_checkpoint_of_another_artifact_is_refused(driver, mlp_artifact, other_artifact, batches, tmp_path):

@@ -247,8 +247,7 @@ def _copies(specs: Sequence[tuple[str, TensorSpec]], graph: StepGraph) -> Lines:
 
 
 def _import_state(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
-    names = [f"%new{i}" for i in range(len(entry.inputs))]
-    yield from refuse_other_values(entry, graph, names)
+    names = yield from refuse_other_values(entry, graph)
     yield from _import([("state", s) for s in entry.inputs], graph, names)
     yield from closed_if_any(graph)
     yield from _return_steps(graph)

@@ -7,14 +7,15 @@ the program are left to the manifest: they may be large, and no other state than
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
 from irongrad.graph.dtypes import to_numpy
 from irongrad.graph.step_graph import StateTensor, StepGraph, Value
 from irongrad.pipeline.assemble.ordering import after
-from irongrad.pipeline.assemble.refusal_messages import refuse_unless_equal
+from irongrad.pipeline.assemble.refusal_messages import Lines, refuse_unless_equal
+from irongrad.pipeline.assemble.step_functions import spec_type
 from irongrad.pipeline.assemble.storage import Storage, element_of, quoted, tensor_type
 from irongrad.runtime.arrays import shown_values
 from irongrad.runtime.manifest import EntryPoint
@@ -36,28 +37,31 @@ def refuse_other_initial_values(graph: StepGraph) -> Iterator[str]:
         yield "}"
 
 
-def refuse_other_values(entry: EntryPoint, graph: StepGraph, names: Sequence[str]) -> Iterator[str]:
+def refuse_other_values(entry: EntryPoint, graph: StepGraph) -> Lines:
     """Refuse arguments of `import_state` that have other values, before any of the state is replaced.
 
-    Args:
-        entry: the entry point.
-        graph: the step graph.
-        names: the SSA names that stand for the arguments from there on.
+    Returns:
+        The SSA names that stand for the arguments from there on.
     """
-    relied, passed = {t.name: t for t in _relied(graph)}, list[str]()
+    names = [f"%arg{i}" for i in range(len(entry.inputs))]
+    numbers = {spec.name: i for i, spec in enumerate(entry.inputs)}
+    passed: list[str] = []
+    for tensor in (t for t in _relied(graph) if t.name in numbers):
+        number = numbers[tensor.name]
+        own = f"%relied{number}"
+        yield from _accepted(own, names[number], tensor)
+        yield f"{own}.true = arith.constant true"
+        yield f"{own}.other = arith.xori {own}, {own}.true : i1"
+        yield f"{own}.given = arith.index_castui {own}.other : i1 to index"
+        yield f"{own}.wanted = arith.constant 0 : index"
+        text = _message(tensor, numbered=True)
+        yield from refuse_unless_equal(entry, number, [f"{own}.given"], [f"{own}.wanted"], text, f"{own}.refused")
+        passed.append(own)
+    if not passed:
+        return names
     for i, spec in enumerate(entry.inputs):
-        if spec.name in relied:
-            tensor, own = relied[spec.name], f"%relied{i}"
-            yield from _accepted(own, f"%arg{i}", tensor)
-            yield f"{own}.true = arith.constant true"
-            yield f"{own}.other = arith.xori {own}, {own}.true : i1"
-            yield f"{own}.given = arith.index_castui {own}.other : i1 to index"
-            yield f"{own}.wanted = arith.constant 0 : index"
-            text = _message(tensor, numbered=True)
-            yield from refuse_unless_equal(entry, i, [f"{own}.given"], [f"{own}.wanted"], text, f"{own}.refused")
-            passed.append(own)
-    for i, (name, spec) in enumerate(zip(names, entry.inputs, strict=True)):
-        yield from after(passed, name, f"%arg{i}", tensor_type(graph.tensor(spec.name).initial))
+        yield from after(passed, f"%passed{i}", f"%arg{i}", spec_type(spec))
+    return [f"%passed{i}" for i in range(len(names))]
 
 
 def _relied(graph: StepGraph) -> list[StateTensor]:
