@@ -429,7 +429,7 @@ def test_other_values_than_a_step_relies_on_are_refused(model, name, status, mes
     ig.compile(make_step(model), tmp_path / "net")
     state = Session(tmp_path / "net").state()
     safetensors.numpy.save_file(state, tmp_path / "same.safetensors")
-    other = {**state, name: state[name] + np.asarray(9, state[name].dtype)}
+    other = {**state, name: np.asarray(state[name] + 9, state[name].dtype)}
     safetensors.numpy.save_file(other, tmp_path / "other.safetensors")
     assert driver("load", tmp_path / "net") == (OK, "")
     assert driver("restore", tmp_path / "same.safetensors") == (OK, "")
