@@ -85,6 +85,7 @@ def command(
         _sizes(view)
         _indices(view)
         _hypers(view)
+    _relied(manifest)
     _placement(manifest)
     if manifest.tuning is not None:
         console.rule("chosen by measurement", align="left")
@@ -144,6 +145,19 @@ def _indices(manifest: Manifest) -> None:
     table = Table("line", "operator", "in", "", box=None)
     for index in manifest.indices:
         table.add_row(index.line, index.operator, index.range, index.how)
+    console.print(table)
+
+
+def _relied(manifest: Manifest) -> None:
+    """What state may not change, or only within bounds; constants of the program are left out."""
+    shown = {name: spec for name, spec in manifest.relied.items() if spec.line}
+    if not shown:
+        return
+    console.rule("state that the program relies on", align="left")
+    table = Table("name", "has to be", "line", box=None)
+    for name, spec in shown.items():
+        values = spec.values if spec.bounds is None else f"in [{spec.bounds[0]}, {spec.bounds[1]}]"
+        table.add_row(name, values, spec.line)
     console.print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,3 +211,12 @@ def test_a_checkpoint_of_another_program_brings_no_constants(tmp_path):
     x = np.ones((5, 4), np.float32)
     expected = OfTheProgram(2)(torch.from_numpy(x)).detach().numpy()
     assert np.allclose(new.predict(x=x), expected, atol=1e-5)
+
+
+def test_inspect_lists_what_the_program_relies_on(artifact):
+    command = [sys.executable, "-m", "irongrad", "inspect", str(artifact)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    table = " ".join(shown.partition("relies on")[2].partition("\nstate ─")[0].split())
+    assert "[True, False, True, True]" in table
+    assert "float(self.scale)" in table
+    assert "constant/" not in table
