@@ -157,4 +157,5 @@ def test_a_step_does_not_touch_the_whole_pool_of_its_device(tmp_path: Path) -> N
     artifact = ig.compile(step, tmp_path / "net", entry_points=["train_step"])
     run = subprocess.run([sys.executable, "-c", LOADED, artifact.directory], capture_output=True, text=True, check=True)
     state = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert int(run.stdout) < state + artifact.manifest.targets[0].transients["train_step"] + 2**24
+    imports = 2**25  # Python's modules and their garbage: 21 MB where no bytecode is cached
+    assert int(run.stdout) < state + artifact.manifest.targets[0].transients["train_step"] + imports
