@@ -11,13 +11,21 @@ from irongrad.runtime.errors import CaptureError
 def refuse_changed(graphs: Iterable[StepGraph]) -> None:
     """Refuse these steps, over one state, if one changes a tensor on whose values one of them relies.
 
+    A tensor may be changed where it is kept within the bounds that are relied on: by the forward of one step, or by
+    what one step does after it.
+
     Raises:
         CaptureError: names the line that relies on them.
     """
     graphs = list(graphs)
-    written = {v.name for g in graphs for f in g.functions.values() for v in f.results if v.kind == "state"}
-    for tensor in (t for g in graphs for t in g.state if t.relied is not None and t.name in written):
-        raise CaptureError(_reason(tensor))
+    writers: dict[str, set[tuple[int, bool]]] = {}
+    for number, graph in enumerate(graphs):
+        for name, function in graph.functions.items():
+            for value in (v for v in function.results if v.kind == "state"):
+                writers.setdefault(value.name, set()).add((number, name == "update"))
+    for tensor in (t for g in graphs for t in g.state if t.relied is not None):
+        if len(writers.get(tensor.name, ())) > tensor.relied.kept:
+            raise CaptureError(_reason(tensor))
 
 
 def _reason(tensor: StateTensor) -> str:

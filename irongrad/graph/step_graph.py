@@ -24,10 +24,12 @@ class Relied:
     Attributes:
         line: the user's line that does, without its file's folders; empty for values that only the program has.
         bounds: the least and the largest value; None if all values have to stay as they were.
+        kept: whether the function that relies on the bounds changes the tensor within them.
     """
 
     line: str = ""
     bounds: tuple[float, float] | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True)

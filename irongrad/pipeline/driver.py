@@ -166,7 +166,7 @@ def build(step: TrainStep | Steps, options: Options) -> Build:
         if entry is not None and (found := entry.load(options.output)) is not None:
             return run.from_cache(*found, entry.key)
         keep_freed_memory()  # each run of the oracle and of the compiled step reuses the memory of the run before
-        fronts = {name: _front(run, name, made) for name, made in captured.items()}
+        fronts = {name: _front(run, name, captured) for name in captured}
         own = without_unused_state(fronts, options.entry_points)
         together = joined(step, captured, own)
         wholes = _whole(together.graphs, options)
@@ -243,9 +243,9 @@ def _captured(steps: Mapping[str, TrainStep], options: Options) -> dict[str, Cap
     }
 
 
-def _front(run: BuildRun, name: str, captured: CapturedStep) -> StepGraph:
+def _front(run: BuildRun, name: str, captured: Mapping[str, CapturedStep]) -> StepGraph:
     run.part = name
-    return front(captured, run.stage)
+    return front(captured[name], run.stage, [made for other, made in captured.items() if other != name])
 
 
 @dataclass(frozen=True)

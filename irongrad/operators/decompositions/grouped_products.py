@@ -53,7 +53,7 @@ def _blocks(rows: int, offsets: torch.Tensor) -> _Blocks:
     numbers = torch.arange(rows, device=offsets.device)
     row_group = (numbers.unsqueeze(1) >= ends).to(torch.int64).sum(1)
     clamped_group = row_group.clamp(max=groups - 1)
-    place = (first[clamped_group] * length + numbers - starts[clamped_group]).clamp(max=count * length - 1)
+    place = (first[clamped_group] * length + numbers - starts[clamped_group]).clamp(0, count * length - 1)
     return _Blocks(group, row.clamp(0, rows - 1), filled, place, row_group < groups)
 
 

@@ -93,13 +93,13 @@ def inverse_of(order: torch.Tensor) -> torch.Tensor:
 
 
 def order_of(pivots: torch.Tensor, rows: int) -> torch.Tensor:
-    """Convert LAPACK's `pivots` to the order of the rows, as in `LU.order`."""
+    """Convert LAPACK's `pivots` to the order of the rows, as in `LU.order`; pivots of no row are clamped."""
 
     def exchange(step: torch.Tensor, order: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (order.gather(-1, _exchange(rows, step, column(chosen.unsqueeze(-2), step).squeeze(-2))),)
 
     order = torch.arange(rows).expand(*pivots.shape[:-1], rows)
-    return repeat(pivots.shape[-1], exchange, (order,), (pivots.to(torch.int64) - 1,))[0]
+    return repeat(pivots.shape[-1], exchange, (order,), ((pivots.to(torch.int64) - 1).clamp(0, rows - 1),))[0]
 
 
 @decomposes(aten.linalg_lu_factor_ex.default)

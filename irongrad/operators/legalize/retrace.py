@@ -24,6 +24,7 @@ from irongrad.graph.subgraphs import aliases_allowed, check_control_flow, simpli
 from irongrad.operators.decompositions import decomposition_table, is_ours
 from irongrad.operators.legalize.empty_tensors import fold_empty_tensors
 from irongrad.operators.legalize.half_precision import functional_of, is_computed_wider, rounded, widened
+from irongrad.operators.legalize.negative_indices import without_negative_indices
 from irongrad.operators.legalize.size_numbers import takes_numbers_of_sizes, without_numbers_of_sizes
 from irongrad.operators.legalize.stacked_scalars import stack_scalars_first
 from irongrad.operators.legalize.wrapped_numbers import with_wrapped_numbers
@@ -177,9 +178,7 @@ class Portable(torch.fx.Interpreter):
         # view requires compatible strides; reshape computes the same values for any strides.
         if target is aten.view.default:
             target = aten.reshape.default
-        # torch-mlir 20261001 scatters to a negative index without wrapping it.
-        if target in (aten.index.Tensor, aten.index_put.default):
-            args = (args[0], _without_negatives(args[0], args[1]), *args[2:])
+        args = without_negative_indices(target, args)
         if isinstance(target, HigherOrderOperator):
             args = tuple(_region(a) if isinstance(a, GraphModule) else a for a in args)
         functional = functional_of(target)
@@ -205,20 +204,3 @@ def _packet(operator: OpOverload) -> str:
 
 def _region(graph: GraphModule) -> Callable[..., Any]:
     return lambda *values: interpret_eager(graph, values)
-
-
-def _without_negatives(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Wrap negative indices; a mask stays as it is and indexes as many dimensions as its rank."""
-    result: list[torch.Tensor | None] = []
-    dim = 0
-    for index in indices:
-        if index is None:
-            result.append(None)
-            dim += 1
-        elif index.dtype in (torch.bool, torch.uint8):
-            result.append(index)
-            dim += index.ndim
-        else:
-            result.append(torch.where(index < 0, index + tensor.shape[dim], index))
-            dim += 1
-    return result

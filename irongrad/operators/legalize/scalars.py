@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.fx.node import Target
 
 from irongrad.operators.legalize.half_precision import is_computed_wider, rounded, widened
+from irongrad.operators.legalize.negative_indices import without_negative_indices
 
 aten = torch.ops.aten
 
@@ -149,6 +150,7 @@ class ScalarsToTensors(torch.fx.Interpreter):
             return args[0]
         if target in _FILLING:
             return _filled(target, args, kwargs)
+        args = without_negative_indices(target, args)
         form = _FORMS.get(target)
         if form is None and isinstance(target, OpOverload) and _has_tensor_for_number(target, args, kwargs):
             form = target._overloadpacket

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from irongrad.graph.dtypes import mlir_type
 from irongrad.graph.step_graph import Function, StepGraph, Value
@@ -148,14 +149,17 @@ def run_checked(dispatch: Dispatch, values: Mapping[Value, str]) -> Lines:
     return (yield from _run_chain(dispatch, values, _unchecked_form))
 
 
-def checks_in_bucket(dispatch: Dispatch) -> Lines:
-    """Run the value checks of a call in the smallest bucket that fits; return the SSA names of their results."""
+def run_step(dispatch: Dispatch, values: Mapping[Value, str], stacked: EntryPoint) -> Lines:
+    """As `run_checked`, but check the values now; `stacked` is the entry point whose arguments hold the inputs."""
+    return (yield from _run_chain(dispatch, values, partial(_checked_form, given=stacked)))
+
+
+def checks_in_bucket(dispatch: Dispatch) -> Generator[str, None, dict[str, str]]:
+    """Run the value checks of a call in the smallest bucket that fits; return the SSA names by result."""
     check = dispatch.check(0)
-    return (
-        yield from _first_form_that_fits(
-            dispatch, 0, ["tensor<i64>"] * (len(check.results) if check else 0), _check_outcomes
-        )
-    )
+    assert check is not None
+    names = yield from _first_form_that_fits(dispatch, 0, ["tensor<i64>"] * len(check.results), _check_outcomes)
+    return {result.name: name for result, name in zip(check.results, names, strict=True)}
 
 
 def _run_chain(dispatch: Dispatch, values: Mapping[Value, str], form: Form) -> Lines:
@@ -184,15 +188,18 @@ def _region(kinds: Sequence[str], lines: Lines) -> Iterator[str]:
     yield f"  scf.yield {', '.join(names)} : {', '.join(kinds)}"
 
 
-def _checked_form(dispatch: Dispatch, number: int) -> Lines:
-    """Refuse values outside the range of their input, and call the function of form `number`."""
+def _checked_form(dispatch: Dispatch, number: int, given: EntryPoint | None = None) -> Lines:
+    """Refuse values outside the range of their input, and call the function of form `number`.
+
+    `given` is the entry point whose arguments hold the inputs, if it is another one than that of `dispatch`.
+    """
     values = yield from _form_arguments(dispatch, number)
     check = dispatch.check(number)
     if check is not None:
         yield from call_loaded(f"check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
         limits = yield from value_limits(dispatch.graph, dispatch.sizes, f"%largest.{number}")
-        found = results_of(check, f"%far.{number}")
-        passed = yield from refuse_unless(found, check, dispatch.entry, dispatch.graph, f"%passed.{number}", limits)
+        found, entry = results_of(check, f"%far.{number}"), given or dispatch.entry
+        passed = yield from refuse_unless(found, check, entry, dispatch.graph, f"%passed.{number}", limits)
         yield from _after_checks(dispatch, number, values, passed)
     return (yield from _call_form(dispatch, number, values))
 
@@ -219,7 +226,7 @@ def _check_outcomes(dispatch: Dispatch, number: int) -> Lines:
     assert check is not None
     values = yield from _form_arguments(dispatch, number)
     yield from call_loaded(f"check.{dispatch.form(number)}", check, dispatch.graph, values, f"%far.{number}")
-    return results_of(check, f"%far.{number}")
+    return list(results_of(check, f"%far.{number}").values())
 
 
 def _form_arguments(dispatch: Dispatch, number: int) -> Generator[str, None, dict[Value, str]]:

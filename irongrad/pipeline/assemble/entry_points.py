@@ -8,14 +8,13 @@ from irongrad.graph.step_graph import StepGraph, Value
 from irongrad.pipeline.assemble.bucket_dispatch import run_in_bucket
 from irongrad.pipeline.assemble.function_calls import return_line
 from irongrad.pipeline.assemble.interface import chain_of
-from irongrad.pipeline.assemble.ordering import after
-from irongrad.pipeline.assemble.refusal_messages import Lines, indented, refuse_unless, results_of
+from irongrad.pipeline.assemble.refusal_messages import Lines, guards, indented
 from irongrad.pipeline.assemble.relied_values import refuse_other_values
 from irongrad.pipeline.assemble.shard_functions import refuse_parts
 from irongrad.pipeline.assemble.shared_step_functions import VIEW, Cores
 from irongrad.pipeline.assemble.split_step_state import closed, closed_if_any, is_open, opened
 from irongrad.pipeline.assemble.stacked_steps import run_steps
-from irongrad.pipeline.assemble.step_functions import call_loaded, spec_type
+from irongrad.pipeline.assemble.step_functions import spec_type
 from irongrad.pipeline.assemble.storage import Storage, accumulated, accumulator, quoted, symbol, tensor_type
 from irongrad.runtime.manifest import STEPS_DIM, TRAIN_AND_EXPORT, EntryPoint, Role, TensorSpec
 
@@ -64,22 +63,6 @@ def _copied(value: str, kind: str, name: str) -> Iterator[str]:
     yield f"{name} = flow.tensor.clone {value} : {kind}"
 
 
-def _guards(entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = ()) -> Iterator[str]:
-    """Check inputs, and indices computed from them, with the function `check.<name>`, before the call has any effect.
-
-    All readers of the inputs are ordered after these checks, and after those whose outcomes are in `passed`.
-    """
-    name = f"check.{chain_of(entry.name, graph)[0]}"
-    check = graph.functions.get(name)
-    if check is not None:
-        yield from call_loaded(name, check, graph, values, "%far")
-        outcomes = yield from refuse_unless(results_of(check, "%far"), check, entry, graph, "%passed")
-        passed = [*passed, *outcomes]
-    for value in [v for v in values if v.kind == "input" and passed]:
-        old, values[value] = values[value], f"{values[value]}.checked"
-        yield from after(passed, values[value], old, tensor_type(graph.inputs[value.name]))
-
-
 def _run_once(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[str]:
     """The body of `train_step`, `grad_step`, `eval_step`, `predict`, `call` and the user's own entry points."""
     values: dict[Value, str] = {}
@@ -120,7 +103,7 @@ def _run_at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores, value
     for i, spec in enumerate(entry.inputs):
         yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
         values[Value("input", entry.key(spec.name))] = f"%in{i}"
-    yield from _guards(entry, graph, values)
+    yield from guards(entry, graph, values)
     yield from cores.call(chain, values, "%out")
     return cores.results(chain, "%out")
 
@@ -176,7 +159,7 @@ def _finish_step(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Iterator[
     for i, spec in enumerate(entry.inputs[1:], 1):
         yield from _private(f"%arg{i}", spec_type(spec), f"%in{i}")
         values[Value("input", spec.name)] = f"%in{i}"
-    yield from _guards(entry, graph, values, passed)
+    yield from guards(entry, graph, values, passed)
     yield from cores.call(chain, values, "%out")
     yield from closed()
     yield return_line(cores.results(chain, "%out"), [spec_type(s) for s in entry.outputs])

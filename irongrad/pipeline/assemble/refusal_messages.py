@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
-from irongrad.graph.step_graph import Function, StepGraph
-from irongrad.pipeline.assemble.step_functions import spec_type
-from irongrad.pipeline.assemble.storage import quoted
+from irongrad.graph.step_graph import Function, StepGraph, Value
+from irongrad.pipeline.assemble.interface import chain_of
+from irongrad.pipeline.assemble.ordering import after
+from irongrad.pipeline.assemble.step_functions import call_loaded, spec_type
+from irongrad.pipeline.assemble.storage import quoted, tensor_type
 from irongrad.runtime.manifest import EntryPoint, TensorSpec
 from irongrad.runtime.refusals import not_held, too_large, too_small
 
@@ -23,8 +25,27 @@ from irongrad.runtime.refusals import not_held, too_large, too_small
 Lines = Generator[str, None, list[str]]
 
 
+def guards(
+    entry: EntryPoint, graph: StepGraph, values: dict[Value, str], passed: Sequence[str] = (), name: str = "%passed"
+) -> Iterator[str]:
+    """Check inputs, and indices computed from them, with the function `check.<name>`, before the call has any effect.
+
+    All readers of the inputs are ordered after these checks, and after those whose outcomes are in `passed`. The SSA
+    names that the lines define begin with `name`.
+    """
+    function = f"check.{chain_of(entry.name, graph)[0]}"
+    check = graph.functions.get(function)
+    if check is not None:
+        yield from call_loaded(function, check, graph, values, f"{name}.far")
+        outcomes = yield from refuse_unless(results_of(check, f"{name}.far"), check, entry, graph, name)
+        passed = [*passed, *outcomes]
+    for value in [v for v in values if v.kind == "input" and passed]:
+        old, values[value] = values[value], f"{values[value]}.checked"
+        yield from after(passed, values[value], old, tensor_type(graph.inputs[value.name]))
+
+
 def refuse_unless(
-    distances: Sequence[str],
+    distances: Mapping[str, str],
     check: Function,
     entry: EntryPoint,
     graph: StepGraph,
@@ -34,8 +55,8 @@ def refuse_unless(
     """Refuse values outside the range of their input.
 
     Args:
-        distances: for each result of `check`, its SSA name: the distance of one value from its range's minimum. If any
-            value of the input is out of range, it is the distance of such a value.
+        distances: by result of `check`, its SSA name: the distance of one value from its range's minimum. If any value
+            of the input is out of range, it is the distance of such a value.
         check: the check function; its results have the names of inputs, or of computed indices.
         entry: the entry point, whose arguments the inputs are.
         graph: the step graph.
@@ -43,23 +64,23 @@ def refuse_unless(
         limits: by input, the SSA names of further upper limits, indices.
 
     Returns:
-        For each result, the SSA name of an i1 that says whether it passed.
+        For each distance, the SSA name of an i1 that says whether it passed.
     """
-    for i, (distance, result) in enumerate(zip(distances, check.results, strict=True)):
-        own, (number, spec) = f"{name}.{i}", _checked(result.name, check, entry, graph)
+    for i, (result, distance) in enumerate(distances.items()):
+        own, (number, spec) = f"{name}.{i}", _checked(result, check, entry, graph)
         assert spec.minimum is not None
         assert spec.maximum is not None
         yield f"{own}.far = tensor.extract {distance}[] : tensor<i64>"
         yield f"{own}.least = arith.constant {spec.minimum} : i64"
         yield from _largest_distance(
-            f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(result.name, ()), f"{own}.least"
+            f"{own}.most", spec.maximum - spec.minimum, (limits or {}).get(result, ()), f"{own}.least"
         )
         yield f"{own}.zero = arith.constant 0 : i64"
         yield f"{own} = arith.cmpi ule, {own}.far, {own}.most : i64"
         yield f"{own}.near = arith.minsi {own}.far, {own}.most : i64"
         yield from _sum_as_index(f"{own}.given", f"{own}.far", f"{own}.least")
         yield from _sum_as_index(f"{own}.wanted", f"{own}.near", f"{own}.least")
-        above = _broken(result.name, graph) or too_large(spec)
+        above = _broken(result, graph) or too_large(spec)
         yield from refuse_unless_equal(entry, number, [f"{own}.given"], [f"{own}.wanted"], above, f"{own}.high")
         yield f"{own}.above = arith.maxsi {own}.far, {own}.zero : i64"
         yield f"{own}.less = arith.subi {own}.above, {own}.far : i64"
@@ -95,10 +116,10 @@ def _largest_distance(result: str, constant: int, limits: Sequence[str], least: 
     """The largest allowed distance from the minimum `least`, as `result`: the least of `constant` and all `limits`."""
     names = [f"{result}.{i}" for i in range(len(limits))] + [result]
     yield f"{names[0]} = arith.constant {constant} : i64"
-    for before, after, limit in zip(names, names[1:], limits, strict=False):
-        yield f"{after}.limit = arith.index_cast {limit} : index to i64"
-        yield f"{after}.distance = arith.subi {after}.limit, {least} : i64"
-        yield f"{after} = arith.minsi {before}, {after}.distance : i64"
+    for before, lesser, limit in zip(names, names[1:], limits, strict=False):
+        yield f"{lesser}.limit = arith.index_cast {limit} : index to i64"
+        yield f"{lesser}.distance = arith.subi {lesser}.limit, {least} : i64"
+        yield f"{lesser} = arith.minsi {before}, {lesser}.distance : i64"
 
 
 def _sum_as_index(result: str, a: str, b: str) -> Iterator[str]:
@@ -155,9 +176,9 @@ def assert_shape(view: str, shape: Sequence[str], text: str, name: str) -> Itera
     yield f"    shape([{', '.join(shape)}]) type({name}.type) encoding({name}.order)"
 
 
-def results_of(check: Function, result: str) -> list[str]:
-    """The SSA names of the results of a call of `check`."""
-    return [f"{result}#{i}" for i in range(len(check.results))]
+def results_of(check: Function, result: str) -> dict[str, str]:
+    """By result of `check`, its SSA name after a call."""
+    return {value.name: f"{result}#{i}" for i, value in enumerate(check.results)}
 
 
 def indented(lines: Lines) -> Lines:

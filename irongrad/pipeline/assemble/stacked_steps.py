@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from irongrad.graph.step_graph import Function, StepGraph, Value
@@ -10,6 +10,7 @@ from irongrad.pipeline.assemble.bucket_dispatch import (
     Dispatch,
     checks_in_bucket,
     run_checked,
+    run_step,
     sizes_of_call,
     value_limits,
 )
@@ -17,6 +18,7 @@ from irongrad.pipeline.assemble.interface import chain_of
 from irongrad.pipeline.assemble.ordering import after
 from irongrad.pipeline.assemble.refusal_messages import (
     Lines,
+    guards,
     indented,
     refuse_unless,
     refuse_unless_equal,
@@ -35,18 +37,21 @@ class _Step:
     Attributes:
         checked: the function that checks the values of the inputs; None if there is nothing to check.
         check: writes a call of `checked` and returns the SSA names of its results.
-        run: writes one training step and returns the SSA names of its outputs.
+        run: writes one training step and returns the SSA names of its outputs. Told so, it checks the values before.
         limits: by input, the SSA names of upper limits of its values that depend on the sizes of the call.
     """
 
     checked: Function | None
-    check: Callable[[], Lines]
-    run: Callable[[], Lines]
+    check: Callable[[], Generator[str, None, dict[str, str]]]
+    run: Callable[[bool], Lines]
     limits: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def run_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Lines:
     """Write two loops over the stacked inputs: first all guards, so that a refusal has no effect, then the steps.
+
+    A guard that reads what the steps change is known only when its own step begins. The second loop then has all
+    guards, too: it stops at the first step that one refuses, and the state is that after the steps before it.
 
     Returns:
         The SSA names of the stacked losses, and of the values beside them.
@@ -55,7 +60,8 @@ def run_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Lines:
     yield "%c1 = arith.constant 1 : index"
     yield from _measure_step_count(entry)
     step = (yield from _in_buckets(entry, graph)) if graph.forms else _at_fixed_sizes(entry, graph, cores)
-    steps = yield from _guards_of_all_steps(step, entry, graph)
+    late = _known_late(step.checked, graph) if step.checked is not None else frozenset()
+    steps = yield from _guards_of_all_steps(step, late, entry, graph)
     kinds = list(returned_by(chain_of(entry.name, graph), graph).values())
     elements = [kind.removeprefix("tensor<").removesuffix(">") for kind in kinds]
     stacks = [f"tensor<?x{element}>" for element in elements]
@@ -63,7 +69,7 @@ def run_steps(entry: EntryPoint, graph: StepGraph, cores: Cores) -> Lines:
         yield f"%none{n} = tensor.empty(%k) : {stack}"
 
     def body() -> Lines:
-        rows = yield from step.run()
+        rows = yield from step.run(bool(late))
         for n, (row, kind, element, stack) in enumerate(zip(rows, kinds, elements, stacks, strict=True)):
             one = f"tensor<1x{element}>"
             yield f"%row{n} = tensor.expand_shape {row} [] output_shape [1] : {kind} into {one}"
@@ -107,21 +113,41 @@ def _measure_step_count(entry: EntryPoint) -> Iterator[str]:
         yield from refuse_unless_equal(entry, 0, [f"%k{i}"], ["%k"], text, f"%same{i}")
 
 
-def _guards_of_all_steps(step: _Step, entry: EntryPoint, graph: StepGraph) -> Generator[str, None, str]:
-    """Check every slice of the stacked inputs, and wait for the outcome once; return the SSA name of the step count."""
-    if step.checked is None:
+def _known_late(check: Function, graph: StepGraph) -> frozenset[str]:
+    """The results of a check that are computed from state which a function of the step changes."""
+    changed = {v for f in graph.functions.values() for v in f.results if v.kind == "state"}
+    placeholders = [n for n in check.graph.graph.nodes if n.op == "placeholder"]
+    reached = {n for n, argument in zip(placeholders, check.arguments, strict=True) if argument in changed}
+    for node in check.graph.graph.nodes:
+        if not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    results = zip(check.results, check.graph.graph.output_node().args[0], strict=True)
+    return frozenset(value.name for value, node in results if node in reached)
+
+
+def _guards_of_all_steps(
+    step: _Step, late: Collection[str], entry: EntryPoint, graph: StepGraph
+) -> Generator[str, None, str]:
+    """Check every slice of the stacked inputs, and wait for the outcome once; return the SSA name of the step count.
+
+    The results `late` are left out.
+    """
+    check = step.checked
+    names = [value.name for value in check.results if value.name not in late] if check is not None else []
+    if check is None or not names:
         return "%k"
-    count = len(step.checked.results)
     yield "%nothing = arith.constant dense<0> : tensor<i64>"
 
     def body() -> Lines:
-        names = yield from step.check()
+        distances = yield from step.check()
         for i, name in enumerate(names):
-            yield f"%far{i} = arith.maxui %so{i}, {name} : tensor<i64>"
-        return [f"%far{i}" for i in range(count)]
+            yield f"%far{i} = arith.maxui %so{i}, {distances[name]} : tensor<i64>"
+        return [f"%far{i}" for i in range(len(names))]
 
-    farthest = yield from _loop("%all", "%k", [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(count)], body())
-    passed = yield from refuse_unless(farthest, step.checked, entry, graph, "%passed", step.limits)
+    carried = [(f"%so{i}", "%nothing", "tensor<i64>") for i in range(len(names))]
+    farthest = yield from _loop("%all", "%k", carried, body())
+    distances = dict(zip(names, farthest, strict=True))
+    passed = yield from refuse_unless(distances, check, entry, graph, "%passed", step.limits)
     yield from after(passed, "%steps", "%k", "index")
     return "%steps"
 
@@ -130,16 +156,18 @@ def _at_fixed_sizes(entry: EntryPoint, graph: StepGraph, cores: Cores) -> _Step:
     chain = chain_of(entry.name, graph)
     check = graph.functions.get(f"check.{chain[0]}")
 
-    def checked() -> Lines:
+    def checked() -> Generator[str, None, dict[str, str]]:
         assert check is not None
         values: dict[Value, str] = {}
         yield from _private_slices(entry, values)
         yield from call_loaded(f"check.{chain[0]}", check, graph, values, "%far")
         return results_of(check, "%far")
 
-    def run() -> Lines:
+    def run(checks: bool) -> Lines:
         values: dict[Value, str] = {}
         yield from _private_slices(entry, values)
+        if checks:
+            yield from guards(entry, graph, values, name="%now")
         yield from _hypers(entry, values)
         yield from cores.call(chain, values, "%out")
         return cores.results(chain, "%out")
@@ -153,15 +181,15 @@ def _in_buckets(entry: EntryPoint, graph: StepGraph) -> Generator[str, None, _St
     limits = yield from value_limits(graph, sizes, "%largest")
     dispatch = Dispatch(_single_step(entry, graph), graph, sizes, "%slice", 1)
 
-    def checked() -> Lines:
+    def checked() -> Generator[str, None, dict[str, str]]:
         yield from _slices_of_own_size(entry, dispatch)
         return (yield from checks_in_bucket(dispatch))
 
-    def run() -> Lines:
+    def run(checks: bool) -> Lines:
         values: dict[Value, str] = {}
         yield from _hypers(entry, values)
         yield from _slices_of_own_size(entry, dispatch)
-        return (yield from run_checked(dispatch, values))
+        return (yield from run_step(dispatch, values, entry) if checks else run_checked(dispatch, values))
 
     return _Step(dispatch.check(0), checked, run, limits)
 

@@ -227,7 +227,8 @@ def _index_put_(input: Tensor, indices: Sequence[Tensor | None], values: Tensor,
 
 
 @_replaces(Tensor.__setitem__)
-def _setitem(input: Tensor, key: Any, value: Any) -> object:
+def set_by_mask(input: Tensor, key: Any, value: Any) -> object:
+    """`input[key] = value` by a mask; NotImplemented for any other key."""
     keys = key if isinstance(key, tuple) else (key,)
     if not _is_mask(keys[-1]) or any(k != slice(None) for k in keys[:-1]):
         return NotImplemented

@@ -64,6 +64,7 @@ class View:
         origins: the nodes that compute a value, inside or outside of a region.
         opaque: nodes whose values may change after them, or from one iteration of a loop to the next.
         carries: what the latter hold, if nothing writes into them.
+        state: what state holds whose bounds are known because the program keeps it within them.
     """
 
     nodes: Sequence[Node]
@@ -73,6 +74,7 @@ class View:
     origins: Callable[[Any], list[Any]] = lambda value: [value]
     opaque: Collection[Node] = ()
     carries: Mapping[Node, Carry] = field(default_factory=dict)
+    state: Mapping[Node, Carry] = field(default_factory=dict)
 
     def bounds(self, known: Mapping[Node, Interval] | None = None) -> Bounds:
         """The bounds of the program's nodes, with those of further nodes known."""
@@ -111,13 +113,19 @@ def verdicts_on(view: View) -> Verdicts:
     sources = _sources(view, plain)
     held = {use: found for use in rest if (found := _held(use, sources, view)) and _is_held(use, found, view)}
     ranges = _ranges(held, view.names)
-    inside = _bounds_given(ranges, view)
+    inside = bounds_given(ranges, view)
     proved += [*sized, *(use for use in rest if use not in held and is_within(use, inside, view.names))]
     conditions = tuple(c for asked in sized.values() for c in asked)
     left = [use for use in rest if use not in held and use not in proved]
     for assertion in (found for node in view.nodes for found in assertions_of(node)):
-        (proved if _holds(assertion, plain) else left).append(assertion)
+        (proved if holds(assertion, plain) else left).append(assertion)
     return Verdicts(ranges, tuple(proved), tuple(held), conditions, tuple(left), plain)
+
+
+def bounds_given(ranges: Mapping[str, Range], view: View) -> Bounds:
+    """The bounds of nodes if the inputs are within `ranges`."""
+    known = {node: _assumed(ranges[name], view.names) for node, name in view.inputs.items() if name in ranges}
+    return view.bounds(known)
 
 
 def is_within(use: Use, bounds: Bounds, known: Names | None = None) -> bool:
@@ -139,7 +147,7 @@ def is_within(use: Use, bounds: Bounds, known: Names | None = None) -> bool:
     return singles and at_most(least, low) and at_most(high, size - 1)
 
 
-def _holds(assertion: Assertion, bounds: Bounds) -> bool:
+def holds(assertion: Assertion, bounds: Bounds) -> bool:
     """Whether bounds prove that a condition is not zero."""
     found = bounds.of(assertion.index)
     return 0 not in found.points and (at_most(1, found.low) or at_most(found.high, -1))
@@ -157,7 +165,7 @@ def _held(use: Use, sources: Mapping[Node, Source], view: View) -> Source:
 
 def _is_held(use: Use, source: Source, view: View) -> bool:
     """Whether an index is in range if the inputs that it holds are in the ranges that it needs."""
-    return is_within(use, _bounds_given(_ranges({use: source}, view.names), view), view.names)
+    return is_within(use, bounds_given(_ranges({use: source}, view.names), view), view.names)
 
 
 def _conditions(use: Use, bounds: Bounds, known: Names) -> list[Any]:
@@ -274,12 +282,6 @@ def merged(found: Iterable[Range]) -> list[Range]:
     for limit in found:
         ranges[limit.input] = intersection(ranges.get(limit.input), limit)
     return list(ranges.values())
-
-
-def _bounds_given(ranges: Mapping[str, Range], view: View) -> Bounds:
-    """The bounds of nodes if the inputs are within `ranges`."""
-    known = {node: _assumed(ranges[name], view.names) for node, name in view.inputs.items() if name in ranges}
-    return view.bounds(known)
 
 
 def _assumed(limit: Range, known: Names) -> Interval:

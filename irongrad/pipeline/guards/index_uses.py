@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,6 @@ from irongrad.diagnostics.source_lines import line_of
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MASKS = (torch.bool, torch.uint8)
-
-# Operators with one index into a dimension of their first argument; negative indices are errors.
-_ALONG_A_DIMENSION = frozenset(
-    ["gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy", "index_reduce"]
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,47 +117,81 @@ def size_along(node: Node, dim: int) -> int | torch.SymInt:
 
 
 def _uses(node: Node) -> list[Use]:
-    values = arguments_of(node)
-    name = operator_name(node)
-    if "num_weights" in values:  # the gradient of a lookup
-        rows = values["num_weights"]
-        return [Use(node, values["indices"], rows.meta["val"] if isinstance(rows, Node) else rows)]
-    if name == "embedding_bag" or name.startswith("_embedding_bag"):
-        offsets = values.get("offsets")
-        weight, indices = values["weight"], values["indices"]
-        found = [Use(node, indices, size_along(weight, 0))]
-        if isinstance(offsets, Node):
-            found.append(Use(node, offsets, indices.meta["val"].numel(), beyond=1))
-        return found
-    if name == "embedding":
-        return [Use(node, values["indices"], size_along(values["weight"], 0))]
-    if name == "cross_entropy_loss" or re.fullmatch("nll_loss(_nd|2d)?(_forward)?", name):
-        scores = values["self"]
-        classes = size_along(scores, 1 if scores.meta["val"].ndim > 1 else 0)
-        return [Use(node, values["target"], classes, exempt=int(values["ignore_index"]))]
-    if name in ("multi_margin_loss", "multilabel_margin_loss", "multilabel_margin_loss_forward"):
-        exempt = -1 if name.startswith("multilabel") else None
-        return [Use(node, values["target"], size_along(values["self"], -1), exempt=exempt)]
-    if name in ("ctc_loss", "_ctc_loss"):
-        return list(_uses_of_ctc(node, values))
-    if name in _ALONG_A_DIMENSION:
-        return [Use(node, values["index"], size_along(values["self"], int(values["dim"])))]
-    if name == "index_fill":
-        return [Use(node, values["index"], size_along(values["self"], int(values["dim"])), from_end=True)]
-    if name in ("take", "put"):
-        return [Use(node, values["index"], values["self"].meta["val"].numel(), from_end=True)]
-    if name == "take_along_dim":
-        tensor, dim = values["self"], values["dim"]
-        size = tensor.meta["val"].numel() if dim is None else size_along(tensor, int(dim))
-        return [Use(node, values["indices"], size, from_end=True)]
-    if name == "one_hot" and int(values["num_classes"]) > 0:
-        return [Use(node, values["self"], int(values["num_classes"]))]
-    if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
-        return list(_tensor_indices(node, values["self"], values["indices"]))
-    return []
+    found = _USES.get(operator_name(node))
+    return list(found(node, arguments_of(node))) if found is not None else []
 
 
-def _uses_of_ctc(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+def _lookup(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    yield Use(node, values["indices"], size_along(values["weight"], 0))
+
+
+def _gradient_of_lookup(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    rows = values["num_weights"]
+    yield Use(node, values["indices"], rows.meta["val"] if isinstance(rows, Node) else rows)
+
+
+def _bags(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    indices = values["indices"]
+    yield Use(node, indices, size_along(values["weight"], 0))
+    yield Use(node, values["offsets"], indices.meta["val"].numel(), beyond=1)
+
+
+def _classes(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    scores = values["self"]
+    classes = size_along(scores, 1 if scores.meta["val"].ndim > 1 else 0)
+    yield Use(node, values["target"], classes, exempt=int(values["ignore_index"]))
+
+
+def _margins(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    exempt = -1 if operator_name(node).startswith("multilabel") else None
+    yield Use(node, values["target"], size_along(values["self"], -1), exempt=exempt)
+
+
+def _along(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    yield Use(node, values["index"], size_along(values["self"], int(values["dim"])))
+
+
+def _filled(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    yield Use(node, values["index"], size_along(values["self"], int(values["dim"])), from_end=True)
+
+
+def _in_flat(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    yield Use(node, values["index"], values["self"].meta["val"].numel(), from_end=True)
+
+
+def _taken(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    tensor, dim = values["self"], values["dim"]
+    size = tensor.meta["val"].numel() if dim is None else size_along(tensor, int(dim))
+    yield Use(node, values["indices"], size, from_end=True)
+
+
+def _one_hot(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    if int(values["num_classes"]) > 0:
+        yield Use(node, values["self"], int(values["num_classes"]))
+
+
+def _unpooled(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    sizes = [size.meta["val"] if isinstance(size, Node) else size for size in values["output_size"]]
+    yield Use(node, values["indices"], math.prod(sizes))
+
+
+def _sorter(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    yield Use(node, values["sorter"], size_along(values["sorted_sequence"], -1))
+
+
+def _tensor_indices(node: Node, values: dict[str, Any]) -> Iterator[Use]:
+    """The uses in `tensor[indices]`; a mask indexes as many dimensions as it has."""
+    dim = 0
+    for index in values["indices"]:
+        if index is not None and index.meta["val"].dtype in _MASKS:
+            dim += index.meta["val"].ndim
+            continue
+        if index is not None:
+            yield Use(node, index, size_along(values["self"], dim), from_end=True)
+        dim += 1
+
+
+def _lengths_of_ctc(node: Node, values: dict[str, Any]) -> Iterator[Use]:
     """The lengths; targets are clamped (`irongrad.operators.decompositions.loss_ctc`)."""
     scores, targets = values["log_probs"], values["targets"]
     lengths = {"input_lengths": size_along(scores, 0)}
@@ -173,13 +202,23 @@ def _uses_of_ctc(node: Node, values: dict[str, Any]) -> Iterator[Use]:
             yield Use(node, values[name], size, beyond=1)
 
 
-def _tensor_indices(node: Node, tensor: Node, indices: Sequence[Node | None]) -> Iterator[Use]:
-    """The uses in `tensor[indices]`; a mask indexes as many dimensions as it has."""
-    dim = 0
-    for index in indices:
-        if index is not None and index.meta["val"].dtype in _MASKS:
-            dim += index.meta["val"].ndim
-            continue
-        if index is not None:
-            yield Use(node, index, size_along(tensor, dim), from_end=True)
-        dim += 1
+# What finds the indices among an operator's arguments, and the names of such operators.
+_OF_OPERATORS: dict[Callable[[Node, dict[str, Any]], Iterator[Use]], str] = {
+    _lookup: "embedding",
+    _gradient_of_lookup: """
+        embedding_backward embedding_dense_backward embedding_sparse_backward _embedding_bag_backward
+        _embedding_bag_dense_backward _embedding_bag_sparse_backward""",
+    _bags: "embedding_bag _embedding_bag _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward",
+    _classes: "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward",
+    _margins: "multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward",
+    _lengths_of_ctc: "ctc_loss _ctc_loss",
+    _along: "gather scatter scatter_add scatter_reduce index_select index_add index_copy index_reduce",
+    _filled: "index_fill",
+    _in_flat: "take put",
+    _taken: "take_along_dim",
+    _one_hot: "one_hot",
+    _unpooled: "max_unpool2d max_unpool3d",
+    _sorter: "searchsorted",
+    _tensor_indices: "index index_put _unsafe_index _unsafe_index_put _index_put_impl",
+}
+_USES = {name: found for found, names in _OF_OPERATORS.items() for name in names.split()}

@@ -24,18 +24,19 @@ from irongrad.pipeline.guards.early_checks import Part, distances
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
 from irongrad.pipeline.guards.index_uses import Use, assertions_of, without_assertions
+from irongrad.pipeline.guards.kept_state import with_kept_state
 from irongrad.pipeline.guards.relied_bounds import relied_bounds
 from irongrad.pipeline.guards.value_bounds import ConstantBounds
 from irongrad.pipeline.guards.written_memory import written
 from irongrad.sizes.dimensions import Dynamic, Names, names_in_program
 
 
-def step_indices(captured: CapturedStep, changed: Collection[str] = ()) -> Indices:
+def step_indices(captured: CapturedStep, changed: Collection[int] = ()) -> Indices:
     """Decide on every index of a step.
 
     Args:
         captured: the step.
-        changed: the names of the state that `after_step` changes.
+        changed: the ids of further tensors that change: by `after_step`, or in another step.
 
     Raises:
         CaptureError: an index is neither proved to be in range, nor can it be checked before a step begins.
@@ -45,9 +46,12 @@ def step_indices(captured: CapturedStep, changed: Collection[str] = ()) -> Indic
     programs = [(joint, captured.train, inputs)]
     programs += [(name, made.program, made.inputs) for name, made in captured.inference.items()]
     decisions, early, relied = Decisions(), dict[str, EarlyProgram](), dict[str, Relied]()
-    paths = _changed_paths(captured, changed)
-    for name, program, taken in programs:
-        functional, made = _decided(program, taken, step.dynamic, paths)
+    written = [_written(captured, program) for _, program, _ in programs]
+    for number, (name, program, taken) in enumerate(programs):
+        elsewhere = set(changed).union(*written[:number], *written[number + 1 :])
+        functional, made = _decided(
+            program, taken, step.dynamic, _paths(captured, elsewhere | written[number]), _paths(captured, elsewhere)
+        )
         relied |= _by_path(functional, made.relied)
         first = captured.call.positional + captured.call.keyword if name == "forward" else None
         for piece, checks in decisions.add(made, name, first).items():
@@ -55,13 +59,29 @@ def step_indices(captured: CapturedStep, changed: Collection[str] = ()) -> Indic
     return replace(decisions.indices(early), relied=relied)
 
 
-def _changed_paths(captured: CapturedStep, changed: Collection[str]) -> set[str]:
-    """All paths of the tensors that programs of a step change, and of those with the names `changed`."""
+def changed_tensors(captured: CapturedStep) -> set[int]:
+    """The ids of all tensors that programs of a step change."""
+    return set[int]().union(*(_written(captured, program) for program in captured.programs))
+
+
+def named_tensors(captured: CapturedStep, names: Collection[str]) -> set[int]:
+    """The ids of the tensors that the state has as `names`."""
+    return {id(tensor) for path, tensor in _tensors(captured) if name_of(path) in names}
+
+
+def _written(captured: CapturedStep, program: ExportedProgram) -> set[int]:
+    paths = _written_paths(program)
+    return {id(tensor) for path, tensor in _tensors(captured) if path in paths}
+
+
+def _paths(captured: CapturedStep, tensors: Collection[int]) -> set[str]:
+    return {path for path, tensor in _tensors(captured) if id(tensor) in tensors}
+
+
+def _tensors(captured: CapturedStep) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a step by path; a tensor may have several."""
     module = StepModule(captured.step)
-    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    paths = {path for program in captured.programs for path in _written_paths(program)}
-    ids = {id(tensor) for path, tensor in tensors if path in paths or name_of(path) in changed}
-    return {path for path, tensor in tensors if id(tensor) in ids}
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
 def _written_paths(program: ExportedProgram) -> set[str]:
@@ -98,7 +118,11 @@ def _float_indices(graph: GraphModule) -> Iterator[Use]:
 
 
 def _decided(
-    program: ExportedProgram, inputs: Sequence[str], dynamic: Dynamic, changed: Collection[str]
+    program: ExportedProgram,
+    inputs: Sequence[str],
+    dynamic: Dynamic,
+    changed: Collection[str],
+    elsewhere: Collection[str] = (),
 ) -> tuple[ExportedProgram, Decided]:
     """Decide on the indices of a program, or of its functional form, which is returned in its place.
 
@@ -108,7 +132,8 @@ def _decided(
         program: the program.
         inputs: the names of its inputs.
         dynamic: the step's dimensions that vary.
-        changed: the paths of the tensors that a program, or `after_step`, changes.
+        changed: the paths of the tensors that a program, `after_step`, or another step changes.
+        elsewhere: those that change elsewhere than in this program.
     """
     known = names_in_program(program, inputs, dynamic)
     view = _view(program, inputs, FlatGraph(program.graph_module), known, changed)
@@ -119,6 +144,7 @@ def _decided(
         program = with_gradients(program).run_decompositions({})
     known = names_in_program(program, inputs, dynamic)
     view = _view(program, inputs, FlatGraph(program.graph_module), known, changed)
+    view = with_kept_state(view, _changes(program, elsewhere))
     verdicts = verdicts_on(view)
     readable = {node for node, _ in _constants(program, _written_paths(program))}
     given = {*view.inputs, *readable} - set(view.opaque)
@@ -157,6 +183,16 @@ def _constants(program: ExportedProgram, changed: Collection[str]) -> Iterator[t
         frozen = spec.kind is not InputKind.PARAMETER or not value.requires_grad
         if frozen and path not in changed and isinstance(value, torch.Tensor):
             yield by_name[spec.arg.name], value
+
+
+def _changes(program: ExportedProgram, elsewhere: Collection[str]) -> Iterator[tuple[Node, torch.Tensor, Node]]:
+    """The placeholders of buffers that a functional program alone changes, their values, and their new values."""
+    nodes = {n.name: n for n in program.graph.nodes}
+    places = {path: nodes[name] for name, path in program.graph_signature.inputs_to_buffers.items()}
+    for name, path in program.graph_signature.buffers_to_mutate.items():
+        if path in places and path not in elsewhere:
+            value = program.constants[path] if path in program.constants else program.state_dict[path]
+            yield places[path], value, nodes[name]
 
 
 def _early(functional: ExportedProgram, made: Decided, checks: Checks, taken: Sequence[str]) -> EarlyProgram:

@@ -5,7 +5,7 @@ An update has no inputs that a call could check before it begins. So each index 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from torch import Tensor
@@ -17,16 +17,22 @@ from irongrad.pipeline.guards.decisions import Decided, Decisions
 from irongrad.pipeline.guards.early_checks import Part
 from irongrad.pipeline.guards.float_indices import clamp, float_indices
 from irongrad.pipeline.guards.index_ranges import View, verdicts_on
+from irongrad.pipeline.guards.kept_state import with_kept_state
 from irongrad.pipeline.guards.relied_bounds import relied_bounds
 from irongrad.pipeline.guards.value_bounds import ConstantBounds
 
 
-def prove_indices(graph: GraphModule, known: Mapping[Node, Tensor] = MappingProxyType({})) -> dict[Node, Relied]:
+def prove_indices(
+    graph: GraphModule,
+    known: Mapping[Node, Tensor] = MappingProxyType({}),
+    changes: Iterable[tuple[Node, Tensor, Node]] = (),
+) -> dict[Node, Relied]:
     """Prove that every index is in range, and clamp those that are computed from floats.
 
     Args:
         graph: the functional graph of an update.
         known: the values of placeholders that the update does not change.
+        changes: for each state tensor that it changes, the placeholder, the value, and the new value.
 
     Returns:
         What the proofs rely on of these values.
@@ -36,6 +42,7 @@ def prove_indices(graph: GraphModule, known: Mapping[Node, Tensor] = MappingProx
     """
     flat = FlatGraph(graph)
     view = View(flat.nodes, {}, ConstantBounds(known), {}, flat.makers, flat.carried, flat.carries)
+    view = with_kept_state(view, changes)
     verdicts = verdicts_on(view)
     decisions = Decisions()
     decisions.add(Decided(verdicts, {}, {}, Part(graph, (), verdicts.bounds)), "update")

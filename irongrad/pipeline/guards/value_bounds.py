@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,11 @@ class Bounds:
         self._depth = 0
 
     def of(self, value: Any) -> Interval:
-        """Return the bounds of a node or a number."""
+        """Return the bounds of a node or a number; an interval is its own."""
         if isinstance(value, Node):
             return join(self._of_node(origin) for origin in self._origins(value))
+        if isinstance(value, Interval):
+            return value
         if isinstance(value, torch.SymInt):
             return number(expression_of(value))
         if isinstance(value, bool | int | float):
@@ -188,11 +191,20 @@ class ConstantBounds(Mapping[Node, Interval]):
 
     Args:
         tensors: the values of the constants.
+        others: the bounds of what has no value that is known.
     """
 
-    def __init__(self, tensors: Mapping[Node, torch.Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(
+        self, tensors: Mapping[Node, torch.Tensor], others: Mapping[Node, Interval] = MappingProxyType({})
+    ) -> None:
+        self._tensors, self._others = tensors, others
         self._found: dict[Node, Interval] = {}
+
+    def beside(self, others: Mapping[Node, Interval]) -> ConstantBounds:
+        """The same bounds with others beside them; what was asked for stays asked for."""
+        made = ConstantBounds(self._tensors, others)
+        made._found.update(self._found)
+        return made
 
     @property
     def asked(self) -> Mapping[Node, Interval]:
@@ -201,17 +213,17 @@ class ConstantBounds(Mapping[Node, Interval]):
 
     def __getitem__(self, node: Node) -> Interval:
         if node not in self._found:
-            self._found[node] = constant_bounds(self._tensors[node])
+            self._found[node] = self._others.get(node) or constant_bounds(self._tensors[node])
         return self._found[node]
 
     def __contains__(self, node: object) -> bool:
-        return node in self._tensors
+        return node in self._tensors or node in self._others
 
     def __iter__(self) -> Iterator[Node]:
-        return iter(self._tensors)
+        return iter([*self._tensors, *self._others])
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._tensors) + len(self._others)
 
 
 def constant_bounds(tensor: torch.Tensor) -> Interval:

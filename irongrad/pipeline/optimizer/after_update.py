@@ -265,9 +265,12 @@ def _checked(traced: _Trace, graph: GraphModule, changes: Sequence[Changes], fix
             graph.graph.erase_node(node)
     graph.recompile()
     results = tuple(Value("state", name) for name in new)
-    known = {node: v.name for node, v in kept.items() if v.kind == "state" and v.name not in {*new, STEPS}}
-    relied = prove_indices(graph, {node: traced.tensors[name].detach() for node, name in known.items()})
-    of_state = {known[node]: what for node, what in relied.items()}
+    names = {node: v.name for node, v in kept.items() if v.kind == "state" and v.name != STEPS}
+    values = {node: traced.tensors[name].detach() for node, name in names.items()}
+    known = {node: value for node, value in values.items() if names[node] not in new}
+    changes = [(node, value, new[names[node]]) for node, value in values.items() if names[node] in new]
+    relied = prove_indices(graph, known, changes)
+    of_state = {names[node]: what for node, what in relied.items()}
     return AfterUpdate(graph, tuple(kept.values()), results, tuple(traced.hypers), fixed, of_state)
 
 

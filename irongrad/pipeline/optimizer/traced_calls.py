@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from irongrad.pipeline.capture.origins import Origins
 from irongrad.pipeline.capture.selected_rows import SelectedRows
+from irongrad.pipeline.capture.without_value_reads import set_by_mask
+from irongrad.pipeline.optimizer.indexed import IndexedCopies
 
 # In-place functions that have no functional ATen twin in torch 2.13, and those that do the same and have one.
 _TWINS = {
@@ -43,10 +45,19 @@ class TracedCalls(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._rows = SelectedRows(Origins())
+        self._indexed = IndexedCopies()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        kwargs = kwargs or {}
+        given = (args, kwargs or {})
+        self._indexed.refuse_stale(given)
+        result = self._called(func, *given)
+        self._indexed.write_back(given)
+        return result
+
+    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = self._rows.called(func, args, kwargs)
+        if result is NotImplemented:
+            result = self._indexed.called(func, args)
         if result is not NotImplemented:
             return result
         name = getattr(func, "__name__", "")
@@ -139,6 +150,7 @@ _REPLACED: dict[object, Callable[..., Any]] = {
     torch.cosine_similarity: _cosine_similarity,
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
+    Tensor.__setitem__: set_by_mask,
 }
 
 
