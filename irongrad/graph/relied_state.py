@@ -23,8 +23,8 @@ def refuse_changed(graphs: Iterable[StepGraph]) -> None:
         for name, function in graph.functions.items():
             for value in (v for v in function.results if v.kind == "state"):
                 writers.setdefault(value.name, set()).add((number, name == "update"))
-    for tensor in (t for g in graphs for t in g.state if t.relied is not None):
-        if len(writers.get(tensor.name, ())) > tensor.relied.kept:
+    for tensor in (t for g in graphs for t in g.state):
+        if tensor.relied is not None and len(writers.get(tensor.name, ())) > tensor.relied.kept:
             raise CaptureError(_reason(tensor))
 
 

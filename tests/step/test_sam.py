@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import irongrad as ig
 from irongrad.runtime import load
-from irongrad.runtime.errors import CaptureError
+from irongrad.runtime.errors import CaptureError, GuardError
 
 
 def make_step(**changed: Any) -> ig.TrainStep:
@@ -67,3 +67,27 @@ def test_what_sam_does_not_take_is_refused() -> None:
         make_step(sam=0.05)
     with pytest.raises(CaptureError, match="leave out accumulate"):
         make_step(sam=ig.SAM(), accumulate=2)
+
+
+class Looked(nn.Module):
+    """Adds rows of a table at places that each call has to check."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.table = nn.Linear(5, 3), nn.Parameter(torch.randn(8, 3))
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.table[2 * i]
+
+
+def test_indices_of_both_passes_are_checked(tmp_path: Path) -> None:
+    model = Looked()
+    inputs = {"x": torch.randn(4, 5), "i": torch.tensor([0, 3, 1, 2]), "y": torch.tensor([0, 1, 2, 0])}
+    step = ig.TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), inputs, sam=ig.SAM())
+    ig.compile(step, tmp_path / "net", entry_points=["train_step"])
+    with load(tmp_path / "net") as session:
+        expected = cross_entropy(model(inputs["x"], inputs["i"]), inputs["y"]).item()
+        assert session.train_step(**inputs) == pytest.approx(expected, rel=1e-5)
+        with pytest.raises(GuardError, match=r"self\.table\[2 \* i\]"):
+            session.train_step(**{**inputs, "i": torch.tensor([0, 4, 1, 2])})

@@ -11,7 +11,6 @@ from unittest import mock
 import torch
 from torch._C import DispatchKey
 from torch._export import utils
-from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._ops import OperatorBase
 from torch.export import ExportedProgram, decomp_utils, default_decompositions, exported_program
 from torch.export.graph_signature import InputKind, OutputKind
@@ -23,7 +22,7 @@ from irongrad.graph.step_graph import Value
 from irongrad.operators.decompositions import is_ours
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes
 from irongrad.operators.random import is_random
-from irongrad.pipeline.capture.plain_operators import plain_operators
+from irongrad.pipeline.capture.plain_operators import composites_expanded_early, plain_operators
 from irongrad.pipeline.differentiate.specialise import Interpret, Program
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.runtime.errors import CaptureError
@@ -51,21 +50,6 @@ def inference_table(*, dynamic: bool) -> Table:
             if not is_random(operator) and not is_ours(operator)
             and (not dynamic or operator.has_kernel_for_dispatch_key(composite))
         }  # fmt: skip
-
-
-@contextmanager
-def composites_within_autocast(table: Table) -> Iterator[None]:
-    """While open, `run_decompositions` expands composite operators where autocast still sees their parts.
-
-    torch 2.13 expands them below the dispatch keys of autograd and autocast. There, the product in an einsum keeps the
-    dtypes of its operands. In eager, and in a joint graph, that product runs in half precision.
-    """
-
-    def kernel(operator: OperatorBase, *, deferred_error: bool) -> Callable[..., Any]:
-        return table[operator] if operator in table else autograd_not_implemented(operator, deferred_error)
-
-    with mock.patch.object(exported_program, "autograd_not_implemented", kernel):
-        yield
 
 
 @contextmanager
@@ -142,7 +126,7 @@ def decomposed(programs: Sequence[ExportedProgram], *, dynamic: bool) -> list[Ex
         return []
     with plain_operators(), source_lines.quiet_export(), _composites_listed_once():
         table = inference_table(dynamic=dynamic)
-        with composites_within_autocast(table), _kernels_given_once():
+        with composites_expanded_early(table), _kernels_given_once():
             return [_decomposed(program, table) for program in programs]
 
 

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_structure
 
 from irongrad.diagnostics.source_lines import quiet_export
-from irongrad.graph.derivatives import with_gradients
+from irongrad.graph.derivatives import differentiates, with_gradients
 from irongrad.graph.flat_graph import FlatGraph
 from irongrad.graph.step_graph import Relied
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.capture.plain_operators import plain_operators
+from irongrad.pipeline.capture.plain_operators import composites_expanded_early, plain_operators
 from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, EarlyProgram, Indices
 from irongrad.pipeline.guards.early_checks import Part, distances
@@ -141,7 +141,9 @@ def _decided(
     if not verdicts.open:
         return program, Decided(verdicts, view.inputs, known, relied=relied_bounds(view, verdicts))
     with plain_operators(), quiet_export():
-        program = with_gradients(program).run_decompositions({})
+        table = default_decompositions() if differentiates(program.graph_module) else {}
+        with composites_expanded_early(table):
+            program = with_gradients(program).run_decompositions(table)
     known = names_in_program(program, inputs, dynamic)
     view = _view(program, inputs, FlatGraph(program.graph_module), known, changed)
     view = with_kept_state(view, _changes(program, elsewhere))

@@ -268,8 +268,8 @@ def _checked(traced: _Trace, graph: GraphModule, changes: Sequence[Changes], fix
     names = {node: v.name for node, v in kept.items() if v.kind == "state" and v.name != STEPS}
     values = {node: traced.tensors[name].detach() for node, name in names.items()}
     known = {node: value for node, value in values.items() if names[node] not in new}
-    changes = [(node, value, new[names[node]]) for node, value in values.items() if names[node] in new]
-    relied = prove_indices(graph, known, changes)
+    changed = [(node, value, new[names[node]]) for node, value in values.items() if names[node] in new]
+    relied = prove_indices(graph, known, changed)
     of_state = {names[node]: what for node, what in relied.items()}
     return AfterUpdate(graph, tuple(kept.values()), results, tuple(traced.hypers), fixed, of_state)
 

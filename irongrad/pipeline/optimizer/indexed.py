@@ -79,7 +79,7 @@ class IndexedCopies:
 
 def _value(tensor: Tensor) -> Tensor:
     """The functional value that a tensor of the trace has now: another one after each change."""
-    torch._sync(tensor)  # type: ignore[no-untyped-call]
+    torch._sync(tensor)
     value: Tensor = torch._from_functional_tensor(tensor)
     return value
 
