@@ -219,6 +219,29 @@ def test_an_index_may_be_kept_in_range_by_its_own_update(model, after, name, tmp
         session.update_state({name: state[name] + 4})
 
 
+def follows(model: Queue) -> None:
+    model.queue[model.place] = model.linear.bias.detach() + 1
+    model.place.copy_(model.order[:1])
+    model.order.copy_(model.order.roll(1))
+
+
+def swaps(model: Queue) -> None:
+    model.queue[model.place] = model.linear.bias.detach() + 1
+    before = model.place.clone()
+    model.place.copy_(model.order[:1])
+    model.order.copy_(torch.cat([model.order[1:], before + 1]))
+
+
+def test_what_keeps_an_index_in_range_is_relied_on_too(tmp_path):
+    ig.compile(made(Queue(), follows), tmp_path / "net")
+    session = load(tmp_path / "net")
+    assert {name: spec.bounds for name, spec in session.manifest.relied.items()} == {"place": (0, 3), "order": (0, 3)}
+    with pytest.raises(ArtifactError, match=r"order outside of \[0, 3\]"):
+        session.update_state({"order": np.array([0, 1, 2, 4])})
+    with pytest.raises(CaptureError, match=r"model\.queue\[model\.place\] = "):
+        ig.compile(made(Queue(), swaps), tmp_path / "other")
+
+
 def test_another_step_may_not_change_such_an_index(tmp_path):
     one, other = Queue(), Queue()
     other.place = one.place
