@@ -151,11 +151,10 @@ class ScalarsToTensors(torch.fx.Interpreter):
         if target in _FILLING:
             return _filled(target, args, kwargs)
         args = without_negative_indices(target, args)
-        form = _FORMS.get(target)
-        if form is None and isinstance(target, OpOverload) and _has_tensor_for_number(target, args, kwargs):
+        form = _FORMS.get(target, target)
+        if form is target and isinstance(target, OpOverload) and _has_tensor_for_number(target, args, kwargs):
             form = target._overloadpacket
-        if form is None:
-            return super().call_function(target, args, kwargs)
+        assert callable(form)
         if is_computed_wider(target, (args, kwargs)):
             wide, named = widened((args, kwargs))
             return rounded(target, args, form(*wide, **named), self.node.meta["val"])

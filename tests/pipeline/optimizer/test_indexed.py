@@ -142,3 +142,32 @@ def test_a_view_that_would_have_changed_is_refused(tmp_path):
     step = ig.TrainStep(model, loss, optimizer, {"x": torch.ones(5, 4)}, after_step=reads_before_a_change)
     with pytest.raises(CaptureError, match=r"linear\.bias\.add_\(row\)(.|\n)*before x changed"):
         ig.compile(step, tmp_path / "net")
+
+
+class OfBytes(History):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.tensor([0, 5], dtype=dtype))
+        self.register_buffer("bytes", torch.tensor([250, 7]).to(dtype))
+
+
+def counts(m: OfBytes) -> None:
+    m.rows[(m.places % ROWS).long()] = m.linear.bias
+    m.places.copy_((m.places + 1) % 5)
+    m.bytes.copy_(-(m.bytes * 3) // 2)
+    m.bytes.add_(m.places).clamp_(min=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_small_integers_are_those_of_eager(dtype, tmp_path):
+    model, eager = OfBytes(dtype), OfBytes(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, loss, optimizer, {"x": torch.ones(5, 4)}, after_step=counts)
+    ig.compile(step, tmp_path / "net", entry_points=["train_step", "export_state"])
+    session = load(tmp_path / "net")
+    for _ in range(8):
+        session.train_step(x=np.ones((5, 4), np.float32))
+        counts(eager.requires_grad_(False))
+    state = session.state()
+    assert np.array_equal(state["places"], eager.places.numpy())
+    assert np.array_equal(state["bytes"], eager.bytes.numpy())
