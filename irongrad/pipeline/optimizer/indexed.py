@@ -45,9 +45,7 @@ class IndexedCopies:
             made = torch.ops.aten.index.Tensor(whole, indices)
             self._note(made, whole, indices)
             return made
-        value = args[2]
-        values = value if isinstance(value, Tensor) else torch.full((), value, dtype=whole.dtype)
-        return torch.ops.aten.index_put_.default(whole, indices, values.to(whole.dtype))
+        return torch.ops.aten.index_put_.default(whole, indices, args[2].to(whole.dtype))
 
     def refuse_stale(self, values: Any) -> None:
         """Refuse copies whose whole has changed: a view would have changed with it.
@@ -97,6 +95,7 @@ def _indices(whole: Tensor, key: Any) -> list[Tensor | None] | None:
 
 
 def _index(key: Any) -> Any:
+    # IREE 3.13.0 cannot write into a part of a slice, so slices of a part are left to PyTorch, which refuses them here.
     if isinstance(key, slice):
         return None if key == slice(None) else NotImplemented
     if isinstance(key, int) and not isinstance(key, bool):

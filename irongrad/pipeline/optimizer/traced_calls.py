@@ -55,6 +55,8 @@ class TracedCalls(TorchFunctionMode):
         return result
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is Tensor.__setitem__ and isinstance(args[2], (bool, int, float, *_SYMBOLS)):
+            args = (*args[:2], torch.full((), args[2], dtype=args[0].dtype))  # PyTorch's would be a constant
         result = self._rows.called(func, args, kwargs)
         if result is NotImplemented:
             result = self._indexed.called(func, args)

@@ -64,6 +64,17 @@ def from_the_end(m: History) -> None:
     m.place.add_(1)
 
 
+def parts_of_rows(m: History) -> None:
+    m.rows[m.place % ROWS][0] = 0.5
+    m.rows[0] = 0.25
+    m.place[...] = m.place + 1
+
+
+def by_places(m: History) -> None:
+    m.linear.weight.view(-1)[m.linear.weight.abs().argmin()] = 0
+    m.rows.flatten()[m.rows.flatten().topk(2).indices] = 0.125
+
+
 def by_mask(m: History) -> None:
     m.rows[m.rows > 0.5] = 0.125
     m.cube[:, torch.arange(ROWS) == m.place % ROWS] = -1.0
@@ -93,7 +104,7 @@ def loss(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-AFTER = [writes, reads, adds, changes_a_view, of_several_dimensions, from_the_end, by_mask]
+AFTER = [writes, reads, adds, changes_a_view, of_several_dimensions, from_the_end, parts_of_rows, by_places, by_mask]
 
 
 @pytest.mark.parametrize("after", AFTER)
