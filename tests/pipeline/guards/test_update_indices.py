@@ -183,6 +183,11 @@ def rolls(model: Queue) -> None:
     model.order.copy_(model.order.roll(1))
 
 
+def counts_in_an_element(model: Queue) -> None:
+    model.queue[model.place[0]] = model.linear.bias.detach() + 1
+    model.place[0] = (model.place[0] + 1) % 4
+
+
 class Writes(Queue):
     """Writes its queue in the forward, as MoCo does."""
 
@@ -194,7 +199,8 @@ class Writes(Queue):
 
 
 @pytest.mark.parametrize(
-    ("model", "after", "name"), [(Queue, keeps, "place"), (Queue, rolls, "order"), (Writes, None, "place")]
+    ("model", "after", "name"),
+    [(Queue, keeps, "place"), (Queue, rolls, "order"), (Queue, counts_in_an_element, "place"), (Writes, None, "place")],
 )
 def test_an_index_may_be_kept_in_range_by_its_own_update(model, after, name, tmp_path):
     ig.compile(made(model(), after), tmp_path / "net")

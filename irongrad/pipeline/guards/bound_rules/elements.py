@@ -77,7 +77,12 @@ def _written(bounds: Known, node: Node, arguments: dict[str, Any]) -> Interval:
 
 
 def _replaces_all(bounds: Known, node: Node, arguments: Mapping[str, Any]) -> bool:
-    """Whether every element is written: the index is a permutation, as in `inverse[order] = torch.arange(n)`."""
+    """Whether every element is written.
+
+    The index is a permutation, as in `inverse[order] = torch.arange(n)`, or the only place, as in `place[0] = n`.
+    """
+    if operator_name(node) == "select_scatter":
+        return bool(arguments["self"].meta["val"].shape[arguments["dim"]] == 1)
     found = arguments.get("indices", [arguments.get("index")])
     whole = arguments["self"].meta["val"].shape
     return len(found) == 1 and len(whole) == 1 and bounds.is_permutation(found[0], whole[0])
