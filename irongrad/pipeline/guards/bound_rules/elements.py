@@ -82,7 +82,8 @@ def _replaces_all(bounds: Known, node: Node, arguments: Mapping[str, Any]) -> bo
     The index is a permutation, as in `inverse[order] = torch.arange(n)`, or the only place, as in `place[0] = n`.
     """
     if operator_name(node) == "select_scatter":
-        return bool(arguments["self"].meta["val"].shape[arguments["dim"]] == 1)
+        size = arguments["self"].meta["val"].shape[arguments["dim"]]
+        return isinstance(size, int) and size == 1
     found = arguments.get("indices", [arguments.get("index")])
     whole = arguments["self"].meta["val"].shape
     return len(found) == 1 and len(whole) == 1 and bounds.is_permutation(found[0], whole[0])
