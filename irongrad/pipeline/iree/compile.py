@@ -44,13 +44,9 @@ _SCALARS = ("--iree-input-demote-f64-to-f32=false", "--iree-vm-target-extension-
 
 # Constant folding leaves few constants to compute. IREE takes up to a third of its time before the phase `flow` to find
 # them, compile their computation for the host and run it. Instead, a kernel computes them when the module is loaded.
-CONSTANTS = "--iree-opt-const-eval=false"
+_CONSTANTS = "--iree-opt-const-eval=false"
 
-# When a module is loaded, IREE 3.13.0 may store another result of a kernel than the one that a constant holds: the
-# indices of a scatter for its values. So steps compute their few constants. test_toolchain.py tells when it is fixed.
-HOISTING = "--iree-opt-const-expr-hoisting=false"
-
-COMMON_FLAGS = (*_SCALARS, CONSTANTS, HOISTING)
+COMMON_FLAGS = (*_SCALARS, _CONSTANTS)
 
 # IREE 3.13.0's phase `stream`, in three parts. After the first, a module's values are buffers. After the second, they
 # have lifetimes. After the third, they have places in memory. Without our passes in between, the result is identical to

@@ -18,14 +18,7 @@ from irongrad.mlir.tools import run_tool
 from irongrad.operators.decompositions import decomposition_table
 from irongrad.pipeline.driver import build
 from irongrad.pipeline.iree import tools
-from irongrad.pipeline.iree.compile import (
-    COMMON_FLAGS,
-    CONSTANTS,
-    HOISTING,
-    compile_module,
-    threads_for,
-    without_plugins,
-)
+from irongrad.pipeline.iree.compile import COMMON_FLAGS, compile_module, threads_for, without_plugins
 from irongrad.pipeline.iree.remedies import RefusedError, check_remedies
 from irongrad.pipeline.options import make_options
 from irongrad.runtime.errors import ToolchainError, UnsupportedOpError, VerificationError
@@ -353,53 +346,6 @@ def test_iree_still_loads_a_global_before_the_loop_that_stores_it(tmp_path):
     assert result.returncode == 0, result.stderr
     command = ["iree-run-module", "--device=local-sync", f"--module={output}", "--function=f"]
     assert "i64=0" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-SCATTERED_CONSTANTS = """
-#map = affine_map<(d0) -> (d0)>
-#map6 = affine_map<(d0) -> (d0, 0)>
-func.func @f(%arg5: tensor<4x6xf32>) -> tensor<4x6xf32> {
-  %cst_1 = arith.constant dense<[[0],[1],[2],[3]]> : tensor<4x1xi64>
-  %cst_0 = arith.constant 1.0 : f32
-  %c4 = arith.constant 4 : index
-  %c0 = arith.constant 0 : index
-  %c0_i64 = arith.constant 0 : i64
-  %9 = tensor.empty() : tensor<4x1xi64>
-  %11 = tensor.empty() : tensor<4xf32>
-  %13:3 = linalg.generic {indexing_maps = [#map6, #map6, #map], iterator_types = ["parallel"]}
-      outs(%9, %9, %11 : tensor<4x1xi64>, tensor<4x1xi64>, tensor<4xf32>) {
-  ^bb0(%out: i64, %out_3: i64, %out_4: f32):
-    %17 = linalg.index 0 : index
-    %18 = arith.remsi %17, %c4 : index
-    %extracted = tensor.extract %cst_1[%18, %c0] : tensor<4x1xi64>
-    %19 = arith.index_cast %18 : index to i64
-    linalg.yield %19, %extracted, %cst_0 : i64, i64, f32
-  } -> (tensor<4x1xi64>, tensor<4x1xi64>, tensor<4xf32>)
-  %14 = tensor.empty() : tensor<4x2xi64>
-  %15 = linalg.fill ins(%c0_i64 : i64) outs(%14 : tensor<4x2xi64>) -> tensor<4x2xi64>
-  %a = tensor.insert_slice %13#0 into %15[0, 0] [4, 1] [1, 1] : tensor<4x1xi64> into tensor<4x2xi64>
-  %b = tensor.insert_slice %13#1 into %a[0, 1] [4, 1] [1, 1] : tensor<4x1xi64> into tensor<4x2xi64>
-  %16 = iree_linalg_ext.scatter dimension_map = [0, 1] unique_indices(false)
-      ins(%13#2, %b : tensor<4xf32>, tensor<4x2xi64>) outs(%arg5 : tensor<4x6xf32>) {
-  ^bb0(%arg6: f32, %arg7: f32):
-    iree_linalg_ext.yield %arg6 : f32
-  } -> tensor<4x6xf32>
-  return %16 : tensor<4x6xf32>
-}
-"""
-
-
-def test_iree_still_exchanges_results_of_kernels_that_make_constants(tmp_path):
-    """When this fails, `COMMON_FLAGS` may let IREE compute constants when a module is loaded."""
-    source, output = tmp_path / "scatter.mlir", tmp_path / "scatter.vmfb"
-    source.write_text(SCATTERED_CONSTANTS)
-    for hoisted in (True, False):
-        flags = [*parse_target("llvm-cpu").flags, CONSTANTS, *((HOISTING,) if not hoisted else ())]
-        result = run_tool("iree-compile", [*flags, str(source), "-o", str(output)])
-        assert result.returncode == 0, result.stderr
-        command = ["iree-run-module", "--device=local-sync", f"--module={output}", "--function=f", "--input=4x6xf32=0"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert ("[1 0 0 0 0 0][0 1 0 0 0 0][0 0 1 0 0 0][0 0 0 1 0 0]" in shown) == (not hoisted)
 
 
 def test_iree_still_keeps_float32_between_operators_of_bfloat16_in_one_kernel():
