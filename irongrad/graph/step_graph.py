@@ -31,6 +31,15 @@ class Relied:
     bounds: tuple[float, float] | None = None
     kept: bool = False
 
+    def with_other(self, other: Relied | None) -> Relied:
+        """What is relied on if both are: what no step may change, if either is, and what both bounds allow."""
+        if other is None or self.bounds is None:
+            return self
+        if other.bounds is None:
+            return other
+        bounds = max(self.bounds[0], other.bounds[0]), min(self.bounds[1], other.bounds[1])
+        return replace(other if self.kept else self, bounds=bounds, kept=self.kept and other.kept)
+
 
 @dataclass(frozen=True)
 class StateTensor:

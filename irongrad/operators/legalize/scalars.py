@@ -8,6 +8,7 @@ their dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Target
 
+from irongrad.diagnostics.source_lines import line_of
 from irongrad.operators.legalize.half_precision import is_computed_wider, rounded, widened
 from irongrad.operators.legalize.negative_indices import without_negative_indices
+from irongrad.runtime.errors import CaptureError
 
 aten = torch.ops.aten
 
@@ -151,14 +154,25 @@ class ScalarsToTensors(torch.fx.Interpreter):
         if target in _FILLING:
             return _filled(target, args, kwargs)
         args = without_negative_indices(target, args)
+        if target is aten.index_put.default:
+            args = (*args[:2], args[2].to(args[0].dtype), *args[3:])  # a number times a tensor of rank 0 is wider
         form = _FORMS.get(target, target)
         if form is target and isinstance(target, OpOverload) and _has_tensor_for_number(target, args, kwargs):
-            form = target._overloadpacket
+            form = partial(self._with_tensor_for_number, target)
         assert callable(form)
         if is_computed_wider(target, (args, kwargs)):
             wide, named = widened((args, kwargs))
             return rounded(target, args, form(*wide, **named), self.node.meta["val"])
         return form(*args, **kwargs)
+
+    def _with_tensor_for_number(self, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return operator._overloadpacket(*args, **kwargs)
+        except (RuntimeError, TypeError) as error:
+            raise CaptureError(
+                f"{line_of(self.node)}\n  {operator} takes a number, and here the step computes it. To select by it, "
+                "index by the tensor itself: x[i], x[:, i]"
+            ) from error
 
 
 def _has_tensor_for_number(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

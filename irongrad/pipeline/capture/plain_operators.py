@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
-from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._library import simple_registry
 from torch._library.effects import EffectHolder
-from torch._ops import OperatorBase
-from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from irongrad.graph.subgraphs import aliases_allowed
@@ -41,21 +37,6 @@ def plain_operators() -> Iterator[None]:
             _margins_without_gradient(),
         ):
             yield
-
-
-@contextmanager
-def composites_expanded_early(table: Mapping[OperatorBase, Callable[..., Any]]) -> Iterator[None]:
-    """While open, `run_decompositions` expands composite operators where autograd and autocast still see their parts.
-
-    torch 2.13 expands them below the dispatch keys of both. There, the product in an einsum keeps the dtypes of its
-    operands. In eager, and in a joint graph, that product runs in half precision. And no gradient goes through them.
-    """
-
-    def kernel(operator: OperatorBase, *, deferred_error: bool) -> Callable[..., Any]:
-        return table[operator] if operator in table else autograd_not_implemented(operator, deferred_error)
-
-    with mock.patch.object(exported_program, "autograd_not_implemented", kernel):
-        yield
 
 
 @contextmanager

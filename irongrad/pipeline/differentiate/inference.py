@@ -16,13 +16,13 @@ from torch.export import ExportedProgram, decomp_utils, default_decompositions, 
 from torch.export.graph_signature import InputKind, OutputKind
 
 from irongrad.diagnostics import source_lines
-from irongrad.graph.derivatives import with_gradients
 from irongrad.graph.flat_graph import interpret_regions
 from irongrad.graph.step_graph import Value
 from irongrad.operators.decompositions import is_ours
 from irongrad.operators.legalize.complex_numbers import at_fixed_sizes
 from irongrad.operators.random import is_random
-from irongrad.pipeline.capture.plain_operators import composites_expanded_early, plain_operators
+from irongrad.pipeline.capture.decompose import decompose
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.differentiate.specialise import Interpret, Program
 from irongrad.pipeline.differentiate.state_names import StateNames
 from irongrad.runtime.errors import CaptureError
@@ -102,19 +102,6 @@ def _registered(operator: OperatorBase, key: DispatchKey) -> Callable[[Callable[
     return register
 
 
-def _untie_unused(program: ExportedProgram) -> None:
-    """Give each buffer that the graph does not read memory of its own.
-
-    torch.export reads a tied buffer under one of its names. If the graph also writes it, torch 2.13 fails to decompose
-    a program in which another name has the same memory ("expected compiled_fn to be GraphModule").
-    """
-    users = {node.name: node.users for node in program.graph.nodes if node.op == "placeholder"}
-    for spec in program.graph_signature.input_specs:
-        target = str(spec.target)
-        if spec.kind is InputKind.BUFFER and target in program.state_dict and not users[spec.arg.name]:
-            program.state_dict[target] = program.state_dict[target].clone()
-
-
 def decomposed(programs: Sequence[ExportedProgram], *, dynamic: bool) -> list[ExportedProgram]:
     """Decompose the operators of evaluation-mode programs, as `inference_table` says, into programs of their own.
 
@@ -126,14 +113,10 @@ def decomposed(programs: Sequence[ExportedProgram], *, dynamic: bool) -> list[Ex
         return []
     with plain_operators(), source_lines.quiet_export(), _composites_listed_once():
         table = inference_table(dynamic=dynamic)
-        with composites_expanded_early(table), _kernels_given_once():
-            return [_decomposed(program, table) for program in programs]
-
-
-def _decomposed(program: ExportedProgram, table: Table) -> ExportedProgram:
-    interpret_regions(program.graph_module)
-    _untie_unused(program)
-    return with_gradients(program).run_decompositions(table)
+        with _kernels_given_once():
+            for program in programs:
+                interpret_regions(program.graph_module)
+            return [decompose(program, table) for program in programs]
 
 
 def inference_program(

@@ -13,11 +13,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_structure
 
 from irongrad.diagnostics.source_lines import quiet_export
-from irongrad.graph.derivatives import differentiates, with_gradients
+from irongrad.graph.derivatives import differentiates
 from irongrad.graph.flat_graph import FlatGraph
 from irongrad.graph.step_graph import Relied
 from irongrad.pipeline.capture.capture import CapturedStep
-from irongrad.pipeline.capture.plain_operators import composites_expanded_early, plain_operators
+from irongrad.pipeline.capture.decompose import decompose
+from irongrad.pipeline.capture.plain_operators import plain_operators
 from irongrad.pipeline.capture.step_modules import StepModule, name_of
 from irongrad.pipeline.guards.decisions import Checks, Decided, Decisions, EarlyProgram, Indices
 from irongrad.pipeline.guards.early_checks import Part, distances
@@ -52,7 +53,8 @@ def step_indices(captured: CapturedStep, changed: Collection[int] = ()) -> Indic
         functional, made = _decided(
             program, taken, step.dynamic, _paths(captured, elsewhere | written[number]), _paths(captured, elsewhere)
         )
-        relied |= _by_path(functional, made.relied)
+        for path, what in _by_path(functional, made.relied).items():
+            relied[path] = what.with_other(relied.get(path))
         first = captured.call.positional + captured.call.keyword if name == "forward" else None
         for piece, checks in decisions.add(made, name, first).items():
             early[piece] = _early(functional, made, checks, taken)
@@ -142,8 +144,7 @@ def _decided(
         return program, Decided(verdicts, view.inputs, known, relied=relied_bounds(view, verdicts))
     with plain_operators(), quiet_export():
         table = default_decompositions() if differentiates(program.graph_module) else {}
-        with composites_expanded_early(table):
-            program = with_gradients(program).run_decompositions(table)
+        program = decompose(program, table)
     known = names_in_program(program, inputs, dynamic)
     view = _view(program, inputs, FlatGraph(program.graph_module), known, changed)
     view = with_kept_state(view, _changes(program, elsewhere))

@@ -127,9 +127,9 @@ class Bounds:
         every = _representable(UNKNOWN, dtype)
         if dtype.is_floating_point or dtype.is_complex or self._assumed == _MOST_ASSUMED:
             return every
-        start, widest = self.of(self._carries[node].initial), self._after(node, every)
+        start, widest = self.of(self._carries[node].initial).whole(), self._after(node, every, changed=True)
         if -INFINITE in (start.low, -start.high):
-            return _representable(widest, dtype)
+            return _representable(self._after(node, every), dtype)
         kept = Interval(
             widest.low if widest.low != -INFINITE else start.low, widest.high if widest.high != INFINITE else start.high
         )
@@ -137,8 +137,8 @@ class Bounds:
             made = self._after(node, kept)
             if intervals.at_most(kept.low, made.low) and intervals.at_most(made.high, kept.high):
                 return kept
-            kept = join([kept, made])
-        return self._counted(node, start) or _representable(widest, dtype)
+            kept = join([kept, made]).whole()
+        return self._counted(node, start) or _representable(self._after(node, every), dtype)
 
     def _counted(self, node: Node, start: Interval) -> Interval | None:
         """The bounds of a counter, to which each of a known number of iterations adds something; None if it is none."""
@@ -153,12 +153,16 @@ class Bounds:
         turns = max(carry.trips - 1, 0)
         return Interval(start.low + min(0, step.low) * turns, start.high + max(0, step.high) * turns)
 
-    def _after(self, node: Node, assumed: Interval) -> Interval:
-        """The bounds of a carry at the start of an iteration, if they were `assumed` at the start of the one before."""
+    def _after(self, node: Node, assumed: Interval, *, changed: bool = False) -> Interval:
+        """The bounds of a carry at the start of an iteration, if they were `assumed` at the start of the one before.
+
+        With `changed`, an iteration that hands on what it got is left out.
+        """
         carry, found = self._carries[node], dict(self._found)
         self._found[node] = assumed
         self._assumed += 1
-        made = join([self.of(carry.initial), self.of(carry.handed)])
+        handed = _changed(carry.handed, node) if changed else [carry.handed]
+        made = join(map(self.of, [carry.initial, *handed])).whole()
         if carry.asked is not None:
             made = limited(self, made, comparisons(carry.condition, carry.asked, holds=True))
         self._assumed -= 1
@@ -184,6 +188,18 @@ class Bounds:
         else:
             made = UNKNOWN
         return _representable(made, value.dtype)
+
+
+def _changed(value: Any, node: Node) -> list[Any]:
+    """What `value` is chosen from by `where`, other than `node` itself."""
+    value = plain(value)
+    if value is node:
+        return []
+    if isinstance(value, Node) and operator_name(value) in names(Movement.OVERWRITE):
+        return _changed(value.args[1], node)
+    if isinstance(value, Node) and value.target is torch.ops.aten.where.self:
+        return [*_changed(value.args[1], node), *_changed(value.args[2], node)]
+    return [value]
 
 
 class ConstantBounds(Mapping[Node, Interval]):

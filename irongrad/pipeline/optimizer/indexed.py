@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from irongrad.diagnostics.source_lines import here
 from irongrad.runtime.errors import CaptureError
@@ -22,19 +21,20 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 @dataclass(frozen=True)
 class _Copy:
-    """What a copy was gathered from, and the values of both by then."""
+    """A copy, what it was gathered from, and the values of both by then."""
 
+    copy: Tensor
     whole: Tensor
     indices: Sequence[Tensor | None]
-    value_of_whole: Tensor
     value: Tensor
+    value_of_whole: Tensor
 
 
 class IndexedCopies:
     """The copies of one trace that stand for views `x[i]`."""
 
     def __init__(self) -> None:
-        self._copies = WeakTensorKeyDictionary()
+        self._copies: dict[int, _Copy] = {}  # by memory: a view of a copy has the same
 
     def called(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """The result of a call that indexes by tensors of rank 0; NotImplemented for any other call."""
@@ -43,36 +43,42 @@ class IndexedCopies:
         whole = args[0]
         if function is Tensor.__getitem__:
             made = torch.ops.aten.index.Tensor(whole, indices)
-            self._note(made, whole, indices)
+            self._note(made, whole, [None if i is None else i.clone() for i in indices])
             return made
-        return torch.ops.aten.index_put_.default(whole, indices, args[2].to(whole.dtype))
+        written = whole.ndim - sum(i is not None for i in indices)
+        values = args[2].to(whole.dtype)
+        while values.ndim > written and values.shape[0] == 1:
+            values = values.squeeze(0)
+        return torch.ops.aten.index_put_.default(whole, indices, values)
 
     def refuse_stale(self, values: Any) -> None:
-        """Refuse copies whose whole has changed: a view would have changed with it.
+        """Refuse copies, and views of them, whose whole has changed: a view of it would have changed with it.
 
         Raises:
             CaptureError: there is one; names the line that reads it.
         """
-        for copy in self._known(values):
-            if _value(self._copies[copy].whole) is not self._copies[copy].value_of_whole:
+        tensors = [v for v in tree_leaves(values) if isinstance(v, Tensor)] if self._copies else []
+        for found in filter(None, (self._copies.get(_memory(tensor)) for tensor in tensors)):
+            if _value(found.whole) is not found.value_of_whole:
                 raise CaptureError(
                     f"{here()}\n  x[i] with a tensor i was read before x changed, and is used after that. In eager it "
                     "is a view, and changes with x. Read it again, or take x[i].clone() for the value before"
                 )
 
-    def write_back(self, values: Any) -> None:
-        """Write copies that have changed into what they were gathered from."""
-        for copy in self._known(values):
-            found = self._copies[copy]
-            if _value(copy) is not found.value:
-                torch.ops.aten.index_put_.default(found.whole, found.indices, copy)
-                self._note(copy, found.whole, found.indices)
-
-    def _known(self, values: Any) -> list[Tensor]:
-        return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v in self._copies] if self._copies else []
+    def write_back(self) -> None:
+        """Write copies that have changed into what they were gathered from, which may be a copy itself."""
+        for found in reversed(self._copies.values()):
+            if _value(found.copy) is not found.value:
+                torch.ops.aten.index_put_.default(found.whole, found.indices, found.copy)
+                self._note(found.copy, found.whole, found.indices)
 
     def _note(self, copy: Tensor, whole: Tensor, indices: Sequence[Tensor | None]) -> None:
-        self._copies[copy] = _Copy(whole, indices, _value(whole), _value(copy))
+        self._copies[_memory(copy)] = _Copy(copy, whole, indices, _value(copy), _value(whole))
+
+
+def _memory(tensor: Tensor) -> int:
+    """A number of the memory that a tensor of the trace has in common with its views."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _value(tensor: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class TracedCalls(TorchFunctionMode):
         given = (args, kwargs or {})
         self._indexed.refuse_stale(given)
         result = self._called(func, *given)
-        self._indexed.write_back(given)
+        self._indexed.write_back()
         return result
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

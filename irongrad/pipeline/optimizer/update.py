@@ -42,7 +42,10 @@ def add_optimizer(joint: JointStep, after: AfterUpdate | None = None) -> StepGra
     after = after or trace_after(step)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     relied = after.relied if after is not None else {}
-    of_model = (replace(t, relied=t.relied or relied.get(t.name)) for t in joint.state)
+    of_model = (
+        replace(t, relied=t.relied.with_other(relied.get(t.name)) if t.relied is not None else relied.get(t.name))
+        for t in joint.state
+    )
     state = (*of_model, *update.state, steps)
     # Tensors of our own: an eager run in another thread gives the user's other memory meanwhile.
     entries = {name: made.inputs for name, made in joint.captured.inference.items() if name in step.entries}

@@ -101,6 +101,15 @@ def test_half_precision_values_at_the_limits_match_eager() -> None:
     check(lambda x: [x.nan_to_num()], x.to(torch.float16))
 
 
+def test_a_number_is_scattered_to_places_that_are_known() -> None:
+    def function(x: torch.Tensor) -> Results:
+        places = torch.arange(4)
+        return [x.scatter(1, places.unsqueeze(1), 0.5), x.scatter(1, torch.arange(24).reshape(4, 6) % 6, 0.25)]
+
+    check(function, torch.randn(4, 6))
+    check(lambda x: [x.scatter(0, torch.arange(4), True)], torch.tensor([False] * 6))
+
+
 def test_gradients_of_one_element_match_eager() -> None:
     """IREE 3.13.0 drops a constant that is scattered to a computed index in a tensor of one element."""
 

@@ -73,6 +73,9 @@ REFUSED: dict[str, Places] = {
     "a counter down": scanned(lambda i, x: i - 1, lambda k: k.clamp(0, ROWS - 1), rows=3),
     "from anywhere": repeated(lambda i: i + 1, lambda i: i < ROWS, lambda k: k + 0),
     "one too far": repeated(lambda i: i + 1, lambda i: i <= ROWS, lambda k: k.clamp(6, 6)),
+    "rarely out": repeated(
+        lambda i: torch.where(i == 3, 10**9, (i + 1) % ROWS), lambda i: i < 10**9, lambda k: k.clamp(0, 1)
+    ),
     "doubled": scanned(lambda i, x: 2 * i, lambda k: k.clamp(0, 1), rows=3),
 }
 

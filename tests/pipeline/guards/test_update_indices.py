@@ -188,7 +188,7 @@ def counts_in_an_element(model: Queue) -> None:
     model.place[0] = (model.place[0] + 1) % 4
 
 
-class Writes(Queue):
+class Keeps(Queue):
     """Writes its queue in the forward, as MoCo does."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -200,7 +200,7 @@ class Writes(Queue):
 
 @pytest.mark.parametrize(
     ("model", "after", "name"),
-    [(Queue, keeps, "place"), (Queue, rolls, "order"), (Queue, counts_in_an_element, "place"), (Writes, None, "place")],
+    [(Queue, keeps, "place"), (Queue, rolls, "order"), (Queue, counts_in_an_element, "place"), (Keeps, None, "place")],
 )
 def test_an_index_may_be_kept_in_range_by_its_own_update(model, after, name, tmp_path):
     ig.compile(made(model(), after), tmp_path / "net")
@@ -223,6 +223,37 @@ def test_an_index_may_be_kept_in_range_by_its_own_update(model, after, name, tmp
     session.update_state({name: np.flip(state[name])})
     with pytest.raises(ArtifactError, match=rf"{name} outside of \[0, 3\]"):
         session.update_state({name: state[name] + 4})
+
+
+def rarely_leaves(model: Queue) -> None:
+    model.queue[model.place] = model.linear.bias.detach() + 1
+    model.place.copy_(torch.where(model.linear.bias[0] > 1e3, 10**9, (model.place + 1) % 4))
+
+
+def of_one_row(model: Queue) -> None:
+    model.queue[:1][model.place] = model.linear.bias.detach()
+
+
+@pytest.mark.parametrize(("model", "after"), [(Queue, rarely_leaves), (Keeps, of_one_row)])
+def test_an_index_that_its_update_does_not_keep_in_range_is_refused(model, after, tmp_path):
+    with pytest.raises(CaptureError, match=r"model\.queue(.|\n)*not proved to be in"):
+        ig.compile(made(model(), after), tmp_path / "net")
+
+
+def test_an_index_is_kept_in_range_by_an_update_after_every_other_step(tmp_path):
+    model = Queue()
+    model.place.fill_(3)
+    ig.compile(made(model, ig.every(2, keeps)), tmp_path / "net", entry_points=["train_step", "export_state"])
+    assert load(tmp_path / "net").manifest.relied["place"].bounds == (0, 3)
+
+
+@pytest.mark.parametrize("names", [["keeps", "reads"], ["reads", "keeps"]])
+def test_two_steps_rely_on_what_both_bounds_allow(names, tmp_path):
+    one, other = Keeps(), Queue()
+    other.place = one.place
+    steps = {"keeps": made(one, None), "reads": made(other, of_one_row)}
+    with pytest.raises(CaptureError, match="another step changes"):
+        ig.compile(ig.Steps({name: steps[name] for name in names}), tmp_path / "net")
 
 
 def follows(model: Queue) -> None:

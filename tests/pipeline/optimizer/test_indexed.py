@@ -70,6 +70,26 @@ def parts_of_rows(m: History) -> None:
     m.place[...] = m.place + 1
 
 
+def views_of_rows(m: History) -> None:
+    m.rows[m.place % ROWS][:2].mul_(0.5)
+    m.rows[m.place % ROWS].view(3, 1)[1].add_(m.linear.bias[:1])
+    m.rows[m.place % ROWS].detach().sub_(0.25)
+    m.cube[m.place % 2][m.place % ROWS].mul_(0.5)
+    m.place.add_(1)
+
+
+def moves_in_between(m: History) -> None:
+    row = m.rows[m.place % ROWS]
+    m.place.add_(1)
+    row.mul_(0.5)
+
+
+def with_numbers(m: History, tau: float = 0.5) -> None:
+    m.rows[m.place % ROWS] = m.linear.bias[None] * tau
+    m.cube[0, m.place % ROWS, 1] = m.linear.bias[0] * tau
+    m.place.add_(1)
+
+
 def by_places(m: History) -> None:
     m.linear.weight.view(-1)[m.linear.weight.abs().argmin()] = 0
     m.rows.flatten()[m.rows.flatten().topk(2).indices] = 0.125
@@ -104,7 +124,18 @@ def loss(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-AFTER = [writes, reads, adds, changes_a_view, of_several_dimensions, from_the_end, parts_of_rows, by_places, by_mask]
+AFTER = [
+    writes,
+    reads,
+    adds,
+    changes_a_view,
+    of_several_dimensions,
+    from_the_end,
+    parts_of_rows,
+    views_of_rows,
+    moves_in_between,
+]
+AFTER += [with_numbers, by_places, by_mask]
 
 
 @pytest.mark.parametrize("after", AFTER)
@@ -142,7 +173,7 @@ def test_an_optimizer_trains_as_eager(tmp_path):
 
 
 def reads_before_a_change(m: History) -> None:
-    row = m.rows[m.place % ROWS]
+    row = m.rows[m.place % ROWS].detach()
     m.rows.mul_(0.5)
     m.linear.bias.add_(row)
 
@@ -152,6 +183,18 @@ def test_a_view_that_would_have_changed_is_refused(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = ig.TrainStep(model, loss, optimizer, {"x": torch.ones(5, 4)}, after_step=reads_before_a_change)
     with pytest.raises(CaptureError, match=r"linear\.bias\.add_\(row\)(.|\n)*before x changed"):
+        ig.compile(step, tmp_path / "net")
+
+
+def selects_by_a_number(m: History) -> None:
+    m.rows.select(0, m.place % ROWS).mul_(0.5)
+
+
+def test_a_number_that_the_step_computes_is_refused(tmp_path):
+    model = History()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ig.TrainStep(model, loss, optimizer, {"x": torch.ones(5, 4)}, after_step=selects_by_a_number)
+    with pytest.raises(CaptureError, match=r"m\.rows\.select(.|\n)*takes a number"):
         ig.compile(step, tmp_path / "net")
 
 
