@@ -48,14 +48,12 @@ def _with_dim_at_one(op: torch._ops.OpOverload) -> None:
             # IREE 3.13.0 drops a constant that is scattered to a computed index of size 1 (test_special_values.py).
             with undecomposed():
                 return op(x, dim, torch.zeros_like(index), *args, **kwargs)
-        if op is aten.scatter.value:
-            with undecomposed():
-                return op(x, dim, _unknown(index, x), *args, **kwargs)
-        if all(map(is_known, x.shape)):
+        sizes_are_known = all(map(is_known, x.shape))
+        if sizes_are_known and op is not aten.scatter.value:
             return NotImplemented
-        own = _own(x, index, *(a for a in args if isinstance(a, torch.Tensor)))
+        own = x if sizes_are_known else _own(x, index, *(a for a in args if isinstance(a, torch.Tensor)))
         with undecomposed():
-            return op(own, dim, index, *args, **kwargs)
+            return op(own, dim, _unknown(index, x) if op is aten.scatter.value else index, *args, **kwargs)
 
 
 for _op in (
