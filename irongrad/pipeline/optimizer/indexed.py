@@ -82,7 +82,9 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _value(tensor: Tensor) -> Tensor:
-    """The functional value that a tensor of the trace has now: another one after each change."""
+    """The value that a tensor of the trace has now: another one after each change. A constant is its own value."""
+    if not torch._is_functional_tensor(tensor):
+        return tensor
     torch._sync(tensor)
     value: Tensor = torch._from_functional_tensor(tensor)
     return value
