@@ -31,14 +31,15 @@ class Relied:
     bounds: tuple[float, float] | None = None
     kept: bool = False
 
-    def with_other(self, other: Relied | None) -> Relied:
-        """What is relied on if both are: what no step may change, if either is, and what both bounds allow."""
-        if other is None or self.bounds is None:
-            return self
-        if other.bounds is None:
-            return other
-        bounds = max(self.bounds[0], other.bounds[0]), min(self.bounds[1], other.bounds[1])
-        return replace(other if self.kept else self, bounds=bounds, kept=self.kept and other.kept)
+
+def relied_by_both(one: Relied | None, other: Relied | None) -> Relied | None:
+    """What is relied on if both are: what no step may change, if either is, and what both bounds allow."""
+    if one is None or other is None:
+        return one or other
+    if one.bounds is None or other.bounds is None:
+        return one if one.bounds is None else other
+    bounds = max(one.bounds[0], other.bounds[0]), min(one.bounds[1], other.bounds[1])
+    return replace(other if one.kept else one, bounds=bounds, kept=one.kept and other.kept)
 
 
 @dataclass(frozen=True)

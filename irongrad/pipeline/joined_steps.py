@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from irongrad.graph.relied_state import refuse_changed
-from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value
+from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, relied_by_both
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.oracle.expected_values import ExpectedAtSizes
 from irongrad.runtime.errors import CaptureError
@@ -118,8 +118,7 @@ def _add(state: dict[str, StateTensor], tensor: StateTensor, names: Mapping[str,
             "updates of them all. Put the parameters that only one step updates into a group of their own"
         )
     aliases = tuple(dict.fromkeys((*known.aliases, *aliases)))
-    relied = known.relied.with_other(tensor.relied) if known.relied is not None else tensor.relied
-    state[name] = replace(known, aliases=aliases, relied=relied)
+    state[name] = replace(known, aliases=aliases, relied=relied_by_both(known.relied, tensor.relied))
 
 
 def _alias(alias: str, names: Mapping[str, str], prefix: str, steps: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""Run torch.export's decompositions on a program: around what torch 2.13 loses in it, or fails on."""
+"""Run torch.export's decompositions on a program. torch 2.13 loses gradients in some programs, and fails on others."""
 
 from __future__ import annotations
 

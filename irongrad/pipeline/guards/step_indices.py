@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram, default_decompositions
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_structure
 from irongrad.diagnostics.source_lines import quiet_export
 from irongrad.graph.derivatives import differentiates
 from irongrad.graph.flat_graph import FlatGraph
-from irongrad.graph.step_graph import Relied
+from irongrad.graph.step_graph import Relied, relied_by_both
 from irongrad.pipeline.capture.capture import CapturedStep
 from irongrad.pipeline.capture.decompose import decompose
 from irongrad.pipeline.capture.plain_operators import plain_operators
@@ -54,7 +55,9 @@ def step_indices(captured: CapturedStep, changed: Collection[int] = ()) -> Indic
             program, taken, step.dynamic, _paths(captured, elsewhere | written[number]), _paths(captured, elsewhere)
         )
         for path, what in _by_path(functional, made.relied).items():
-            relied[path] = what.with_other(relied.get(path))
+            both = relied_by_both(what, relied.get(path))
+            assert both is not None
+            relied[path] = both
         first = captured.call.positional + captured.call.keyword if name == "forward" else None
         for piece, checks in decisions.add(made, name, first).items():
             early[piece] = _early(functional, made, checks, taken)
@@ -182,7 +185,7 @@ def _constants(program: ExportedProgram, changed: Collection[str]) -> Iterator[t
         if spec.kind not in (InputKind.CONSTANT_TENSOR, InputKind.BUFFER, InputKind.PARAMETER):
             continue
         path = str(spec.target)
-        value = program.constants[path] if path in program.constants else program.state_dict[path]
+        value = _value(program, path)
         frozen = spec.kind is not InputKind.PARAMETER or not value.requires_grad
         if frozen and path not in changed and isinstance(value, torch.Tensor):
             yield by_name[spec.arg.name], value
@@ -194,8 +197,12 @@ def _changes(program: ExportedProgram, elsewhere: Collection[str]) -> Iterator[t
     places = {path: nodes[name] for name, path in program.graph_signature.inputs_to_buffers.items()}
     for name, path in program.graph_signature.buffers_to_mutate.items():
         if path in places and path not in elsewhere:
-            value = program.constants[path] if path in program.constants else program.state_dict[path]
-            yield places[path], value, nodes[name]
+            yield places[path], _value(program, path), nodes[name]
+
+
+def _value(program: ExportedProgram, path: str) -> Any:
+    """The constant, or the state, that a program has at a path."""
+    return program.constants[path] if path in program.constants else program.state_dict[path]
 
 
 def _early(functional: ExportedProgram, made: Decided, checks: Checks, taken: Sequence[str]) -> EarlyProgram:

@@ -9,7 +9,7 @@ import torch
 
 from irongrad.graph.cleanup import eliminate_dead_code
 from irongrad.graph.relied_state import refuse_changed
-from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, specialised_name
+from irongrad.graph.step_graph import Function, StateTensor, StepGraph, Value, relied_by_both, specialised_name
 from irongrad.operators.legalize.retrace import interpret, retrace
 from irongrad.operators.legalize.scalars import ScalarsToTensors
 from irongrad.pipeline.differentiate.differentiate import JointStep
@@ -42,10 +42,7 @@ def add_optimizer(joint: JointStep, after: AfterUpdate | None = None) -> StepGra
     after = after or trace_after(step)
     steps = StateTensor(STEPS, Role.COUNTER, steps_so_far(update.state))
     relied = after.relied if after is not None else {}
-    of_model = (
-        replace(t, relied=t.relied.with_other(relied.get(t.name)) if t.relied is not None else relied.get(t.name))
-        for t in joint.state
-    )
+    of_model = (replace(t, relied=relied_by_both(t.relied, relied.get(t.name))) for t in joint.state)
     state = (*of_model, *update.state, steps)
     # Tensors of our own: an eager run in another thread gives the user's other memory meanwhile.
     entries = {name: made.inputs for name, made in joint.captured.inference.items() if name in step.entries}
